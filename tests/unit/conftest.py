@@ -1,0 +1,36 @@
+"""Mount library/ and module_utils/ as Ansible does, and run a module with arguments inside this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+import pytest
+from ansible.module_utils.testing import patch_module_args
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "library"))
+ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
+
+RunModule = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def run_module(capsys: pytest.CaptureFixture[str]) -> RunModule:
+    """Call a module's main(); returns (exit code, its JSON answer)."""
+
+    def run(
+        main: Callable[[], None], *, check: bool = False, diff: bool = False, **args: Any
+    ) -> tuple[int, dict[str, Any]]:
+        given = {**args, "_ansible_check_mode": check, "_ansible_diff": diff}
+        with patch_module_args(given), pytest.raises(SystemExit) as stop:
+            main()
+        code = stop.value.code
+        assert isinstance(code, int)
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
