@@ -42,7 +42,7 @@ options:
     description:
       - V(present) leaves the power alone; V(absent) destroys the VM and needs O(confirm_destroy).
   owner_id:
-    {type: str, required: true, description: "Whose VM it is; stands in the description, and must stand there."}
+    {type: str, required: true, description: "Whose VM it is; its description must say so."}
   owner_tag: {type: str, default: sglang-sm120, description: "Tag of our VMs, required to be there."}
   description: {type: str, default: "", description: Text after the owner's line.}
   tags: {type: list, elements: str, default: [], description: Tags beside O(owner_tag).}

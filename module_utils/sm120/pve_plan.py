@@ -272,6 +272,8 @@ def _plan_absent(spec: VmSpec, facts: Facts) -> Plan:
     plan = Plan()
     base = f"/nodes/{spec.node}/qemu/{spec.vmid}"
     plan.findings += preflight.check_owner(spec, facts)
+    if plan.findings:
+        return plan
     if facts.vm is not None:
         plan.findings += preflight.check_destroy(spec, facts)
         if facts.vm.running:
