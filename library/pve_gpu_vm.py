@@ -203,26 +203,30 @@ writes:
   type: int
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule, env_fallback
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.pve_apply import Outcome, Refused, run
 from ansible.module_utils.sm120.pve_client import Auth, Client, PveError, Tls
 from ansible.module_utils.sm120.pve_spec import ARGUMENTS, VmSpec
 
 
 def _secret(module: AnsibleModule, name: str) -> str | None:
-    """A secret given as text, or by the file that holds it; hidden from every output either way."""
-    text, path = module.params[name], module.params[f"{name}_file"]
-    if text or not path:
-        return text or None
-    try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except OSError as problem:
-        module.fail_json(msg=f"{name}_file: {problem}")
+    """A secret given as text, by the file that holds it or by the environment; hidden from every output."""
+    secret = module.params[name] or ""
+    path = module.params[f"{name}_file"]
+    if not secret and path:
+        try:
+            secret = Path(path).read_text(encoding="utf-8").strip()
+        except OSError as problem:
+            module.fail_json(msg=f"{name}_file: {problem}")
+    secret = secret or os.environ.get(f"PVE_{name.upper()}", "")
+    if not secret:
+        return None
     module.no_log_values.add(secret)
-    return secret
+    return str(secret)
 
 
 def _auth(module: AnsibleModule) -> Auth:
@@ -256,10 +260,7 @@ def _answer(outcome: Outcome, client: Client) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    argument_spec = {name: dict(option) for name, option in ARGUMENTS.items()}
-    for name in ("api_token_secret", "api_password"):
-        argument_spec[name]["fallback"] = (env_fallback, [f"PVE_{name.upper()}"])
-    module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True)
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
     tls = Tls(params["validate_certs"], params["ca_path"], params["fingerprint"] or None)
     try:
