@@ -4,6 +4,7 @@ import stat
 import time
 from pathlib import Path
 
+import pytest
 from ansible.module_utils.sm120.gpu_power import Sampler, parse, summarise
 
 LINES = """\
@@ -66,19 +67,17 @@ def test_the_sampler_reads_a_program_that_runs_until_stopped(tmp_path: Path) -> 
 def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
     sampler = Sampler(program(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9"))
     sampler.start()
+    assert sampler._process is not None
+    sampler._process.wait(10)
     assert sampler.stop() is None
     assert sampler.missing is not None
     assert "NVIDIA-SMI has failed" in sampler.missing
 
 
-def test_without_the_program_there_is_no_power_and_it_is_said(tmp_path: Path) -> None:
-    sampler = Sampler(None) if not _installed() else Sampler(program(tmp_path, "exit 0"))
+def test_without_the_program_there_is_no_power_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    sampler = Sampler()
     sampler.start()
     assert sampler.stop() is None
-    assert sampler.missing
-
-
-def _installed() -> bool:
-    import shutil
-
-    return shutil.which("nvidia-smi") is not None
+    assert sampler.missing is not None
+    assert "not installed" in sampler.missing

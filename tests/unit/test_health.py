@@ -226,7 +226,7 @@ def test_waiting_ends_with_the_crash_in_the_log_and_names_its_cause(tmp_path: Pa
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
     checker = Checker(Client(f"http://127.0.0.1:{port}"), Question(), unit=None, log=log)
-    assert checker.check(following=True).status == "starting"
+    assert checker.check().status == "starting"
     with log.open("a") as file:
         file.write("RuntimeError" + last)
     begun = time.monotonic()
