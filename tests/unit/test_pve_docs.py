@@ -1,70 +1,15 @@
-"""Documentation, arguments and defaults of the Proxmox modules and roles say the same."""
+"""The Proxmox roles: complete defaults, every argument of the module passed on, every variable in the example."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pve_gpu_vm
-import pve_host_cmdline
-import pve_host_info
 import pytest
 import yaml
 from ansible.module_utils.sm120.pve_spec import ARGUMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = [pve_gpu_vm, pve_host_cmdline, pve_host_info]
 ROLES = ["pve_gpu_vm", "pve_host"]
-
-
-class Stop(Exception):
-    """Raised in place of running the module."""
-
-
-def arguments(module: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The argument_spec that main() hands to AnsibleModule."""
-    caught: dict[str, Any] = {}
-
-    def catch(**given: Any) -> None:
-        caught.update(given)
-        raise Stop
-
-    monkeypatch.setattr(module, "AnsibleModule", catch)
-    with pytest.raises(Stop):
-        module.main()
-    assert caught["supports_check_mode"] is True
-    return dict(caught["argument_spec"])
-
-
-def shape(option: dict[str, Any]) -> dict[str, Any]:
-    """What documentation and argument_spec must agree on."""
-    keys = ("type", "elements", "choices", "default", "required")
-    found = {key: option[key] for key in keys if option.get(key) not in (None, False)}
-    if option.get("default") is False:
-        found["default"] = False
-    nested = option.get("options") or option.get("suboptions")
-    return {**found, "options": {name: shape(item) for name, item in nested.items()}} if nested else found
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_documentation_is_the_argument_spec(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    documented = yaml.safe_load(module.DOCUMENTATION)["options"]
-    real = arguments(module, monkeypatch)
-    assert {name: shape(item) for name, item in documented.items()} == {
-        name: shape(item) for name, item in real.items()
-    }
-    assert all(item["description"] for item in documented.values())
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_examples_use_only_what_there_is(module: Any) -> None:
-    documented = yaml.safe_load(module.DOCUMENTATION)["options"]
-    tasks = yaml.safe_load(module.EXAMPLES)
-    required = {name for name, item in documented.items() if item.get("required")}
-    assert tasks
-    for task in tasks:
-        used = task[module.__name__]
-        assert required <= used.keys() <= documented.keys()
 
 
 @pytest.mark.parametrize("role", ROLES)
