@@ -1,0 +1,123 @@
+"""The report of a probe: state of each stage, cases over all ranks, speed table, verdict and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
+BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
+
+NEXT = {
+    "toolchain": "Give the service user a whole CUDA toolkit: ansible-playbook playbooks/probe.yml --tags cuda",
+    "gate_closed": "Open the gates, all layers at once: ansible-playbook playbooks/gates.yml",
+    "no_architecture": "On a host with no GPU set fusion_probe_capability; else check that nvcc is 12.9 or newer",
+    "aot": "Remove flashinfer-jit-cache from the environment, then run playbooks/probe.yml again",
+    "memory": "Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then run playbooks/probe.yml again",
+    "preflight": "Gate fusion.multicast_preflight is closed, or memory is short: ansible-playbook playbooks/audit.yml",
+    "p2p": "This is peer-to-peer between the GPUs, not fusion. Look at `nvidia-smi topo -p2p r` (every pair OK), at ACS "
+    "and IOMMU on the path, and at `options nvidia_uvm uvm_disable_hmm=1`; NCCL_P2P_DISABLE=1 in "
+    "fusion_probe_environment proves it (and rules fusion out: it needs P2P)",
+    "wrong": "Do not serve with fusion on this host. Keep the evidence, run playbooks/revert.yml or leave fusion off",
+    "hang": "Do not serve with fusion on this host. Look at the last lines of each rank's log and at `dmesg` for Xid",
+    "slow": "Fusion would slow this host down: leave sglang_server_allreduce_fusion off",
+    "other": "Read the evidence file and the logs that it names",
+}
+
+
+@dataclass
+class Stage:
+    name: str
+    status: str = "not_run"  # passed / failed / not_run
+    seconds: float = 0.0
+    detail: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": self.status,
+            "seconds": round(self.seconds, 2),
+            "detail": self.detail,
+            "facts": self.facts,
+        }
+
+
+def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One case as all ranks saw it: the worst figure of each, and every rank's problems by name."""
+    worst = {
+        key: max(float(found[key]) for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
+    }
+    problems = [f"rank {rank}: {text}" for rank in sorted(by_rank) for text in by_rank[rank]["problems"]]
+    return {**worst, "ok": not problems, "problems": problems[:8]}
+
+
+def merge_speed(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """A collective is as slow as its slowest rank."""
+    ways = next(iter(by_rank.values()))
+    return {way: max(found[way] for found in by_rank.values()) for way in ways}
+
+
+def speed_rows(measured: Mapping[tuple[int, int], Mapping[str, float]]) -> list[dict[str, Any]]:
+    rows = []
+    for (hidden, tokens), microseconds in sorted(measured.items()):
+        row: dict[str, Any] = {"hidden": hidden, "tokens": tokens}
+        row.update({f"{way}_microseconds": round(value, 2) for way, value in microseconds.items()})
+        row["ratio"] = round(microseconds["unfused"] / microseconds["fused"], 3)
+        rows.append(row)
+    return rows
+
+
+def loses_from(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Smallest token count from which fusion is slower at every measured size; None where it never comes to that."""
+    first = None
+    for row in sorted(rows, key=lambda row: int(row["tokens"]), reverse=True):
+        if row["ratio"] >= 1:
+            break
+        first = int(row["tokens"])
+    return first
+
+
+def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dict[str, Any]:
+    """Too slow: no size where fusion wins, or one where it is `max_slowdown` times slower (a synchronisation problem)."""
+    by_hidden: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_hidden.setdefault(int(row["hidden"]), []).append(row)
+    too_slow = [
+        f"hidden={row['hidden']} tokens={row['tokens']}: {row['fused_microseconds']} us fused, "
+        f"{row['unfused_microseconds']} us unfused"
+        for row in rows
+        if row["ratio"] * max_slowdown < 1
+    ]
+    if rows and all(row["ratio"] < 1 for row in rows):
+        too_slow.insert(0, "fusion is slower at every measured size")
+    return {
+        "loses_from_tokens": {str(hidden): loses_from(found) for hidden, found in by_hidden.items()},
+        "slower_at": [f"{row['hidden']}x{row['tokens']}" for row in rows if row["ratio"] < 1],
+        "too_slow": too_slow,
+    }
+
+
+def next_step(stage: str, cause: str) -> str:
+    if cause in NEXT:
+        return NEXT[cause]
+    if stage == "nccl":
+        return NEXT["p2p"]
+    if cause == "wrong_numbers":
+        return NEXT["wrong"]
+    if cause in ("hang", "time_limit", "crash"):
+        return NEXT["hang"]
+    return NEXT["other"]
+
+
+def verdict(stages: Iterable[Stage], wanted: Sequence[str]) -> str:
+    """passed: every stage that exists passed. compiled: the GPU stages were not asked for or cannot run. Never guessed."""
+    state = {stage.name: stage.status for stage in stages}
+    if any(status == "failed" for status in state.values()):
+        return "failed"
+    if all(state.get(name) == "passed" for name in STAGES):
+        return "passed"
+    if all(state.get(name) == "passed" for name in BUILD_STAGES) and not set(wanted) - set(BUILD_STAGES):
+        return "compiled"
+    return "incomplete"
