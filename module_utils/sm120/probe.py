@@ -23,7 +23,7 @@ from .probe_call import (
 )
 from .probe_cases import Case, matrix
 from .probe_report import BUILD_STAGES, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
-from .probe_run import MEMORY_WAIT_SECONDS, Account, gpu_table, run_group, wait_memory_free
+from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
 from .probe_watch import Failure, Watch
 
 FAULTS = (
@@ -43,7 +43,8 @@ GRAPH_MODES = ("auto",)
 class Settings:
     python: str
     program: Path  # folder of the probe program
-    work: Path  # folder for logs and the rendezvous, writable by the account
+    work: Path  # working folder and rendezvous, writable by the account
+    logs: Path  # not writable by the account: root opens the logs
     account: Account
     environment: dict[str, str]  # the server's own
     ranks: int
@@ -89,8 +90,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
         raise ProbeError(
             f"{settings.python} ended with {done.returncode} as {settings.account.name}: {done.stderr[-600:]}"
         )
-    facts = json.loads(done.stdout)
-    assert isinstance(facts, dict)
+    facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
 
@@ -108,7 +108,8 @@ def fusion_call(facts: Mapping[str, Any]) -> FusionCall:
         return parse_call(source.read_text(encoding="utf-8"))
     except (OSError, UnknownCall) as error:
         raise ProbeError(
-            f"cannot tell how SGLang {packages['sglang']['version']} calls the fused all-reduce ({source}): {error}"
+            f"cannot tell how SGLang {packages['sglang']['version']} calls the fused all-reduce "
+            f"({source}): {error}"
         ) from None
 
 
@@ -197,7 +198,10 @@ class Probe:
         for name in compute:
             self.stages[name].detail = f"{found} GPUs on this host, {self.settings.ranks} wanted"
         if found:
-            text = f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: set fusion_probe_ranks to the server's TP"
+            text = (
+                f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: "
+                "set fusion_probe_ranks to the server's tensor parallel size"
+            )
             self.failures.append(Failure(compute[0], "ranks", text))
             self.stages[compute[0]].status = "failed"
 
@@ -258,24 +262,23 @@ class Probe:
         name: str,
     ) -> None:
         settings = self.settings
-        command = [settings.python, "-u", str(settings.program / program)]
-        found = run_group(
-            command,
+        job = Job(
+            name,
+            (settings.python, "-u", str(settings.program / program)),
             ranks,
             config,
             environment,
             settings.account,
             settings.work,
-            watch,
+            settings.logs,
             settings.timeout_seconds,
-            self.announce,
-            name,
         )
-        self.groups.append({"name": name, **found})
+        found = run_group(job, watch, self.announce)
+        self.groups.append(found)
         self.stages.update(watch.stages)
         first = watch.first_failure()
         if first is not None:
             self.failures += [first, *(failure for failure in watch.failures if failure is not first)]
         if found["pids_left"]:
-            text = f"processes {found['pids_left']} did not end after SIGKILL: look at dmesg, the driver may be stuck"
+            text = f"processes {found['pids_left']} did not end after SIGKILL: see dmesg"
             self.failures.append(Failure(next(iter(watch.stages)), "hang", text))

@@ -1,4 +1,4 @@
-"""How the installed SGLang calls FlashInfer's fused all-reduce, read from its source, and what the JIT builds for."""
+"""How the installed SGLang calls FlashInfer's fused all-reduce, and what the JIT builds for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CALLER = "flashinfer_allreduce_residual_rmsnorm"
 SOURCE = "srt/layers/flashinfer_comm_fusion.py"  # below the sglang package
 PREFLIGHT = "_preflight_check_workspace_memory"
 APIS = {"trtllm_allreduce_fusion": "ipc", "allreduce_fusion": "unified"}
-# Without SGLang in the environment: SGLang 0.5.9 and older, which use the IPC call, pin FlashInfer up to 0.6.3.
+# Without SGLang in the environment: SGLang up to 0.5.9, with the IPC call, pins FlashInfer up to 0.6.3.
 FIRST_UNIFIED = (0, 6, 7)
 FIRST_FAMILY_ARCH = (0, 6, 7)  # from here FlashInfer builds SM120 as 120f, before as 120a
 FIRST_AOT_SM120 = (0, 6, 17)

@@ -1,4 +1,4 @@
-"""What the fusion probe computes: the case matrix and the arithmetic of ranks. Pure; runs on controller and target."""
+"""What the fusion probe computes: the case matrix and the arithmetic of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Case:
 
 
 def feasible(mode: str, tokens: int, ranks: int) -> bool:
-    """Two-shot splits the tokens over the ranks; FlashInfer refuses it unless there are more tokens than ranks."""
+    """Two-shot splits the tokens over the ranks; FlashInfer refuses it with no more tokens than ranks."""
     return mode != "two_shot" or tokens > ranks
 
 
@@ -61,7 +61,7 @@ def matrix(
 
 
 def split_tokens(tokens: int, ranks: int) -> list[tuple[int, int]]:
-    """(first token, count) that each rank reduces in the two-shot kernel: the remainder goes to the first ranks."""
+    """(first token, count) that each rank reduces in the two-shot kernel: the first ranks get the rest."""
     share, rest = divmod(tokens, ranks)
     return [(r * share + min(r, rest), share + (1 if r < rest else 0)) for r in range(ranks)]
 

@@ -7,7 +7,7 @@ roundings), or only the whole sum (`fp32_acc`, m = 1); it rounds R once and N on
 rounded R. One rounding after a float32 operation is off by at most u' = u + v * (1 + u), relatively.
 
 Worst case, element by element (each step is an inequality, nothing is estimated):
-    |S^ - S| <= g * sum|x_i|          g = m * u' / (1 - m * u')         (fp32_acc: u' + (n - 1) * v for m * u')
+    |S^ - S| <= g * sum|x_i|          g = m * u' / (1 - m * u')      (fp32_acc: u' + (n - 1) * v for m * u')
     |R^ - R| <= bR = (1 + u') * g * sum|x_i| + u' * |R|
     |rho^ - rho| <= rms(bR) = q * rho                 (the root mean square is a norm, hence 1-Lipschitz)
     |N^ - N| <= bN = (1 + u'') * |w| / (rho * (1 - q)) * (bR + q * |R|) + u'' * |N| + tiny

@@ -1,4 +1,4 @@
-"""The report of a probe: state of each stage, cases over all ranks, speed table, verdict and the next step."""
+"""The report of a probe: stages, cases over all ranks, speed table, verdict and the next step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
 
 NEXT = {
-    "toolchain": "Give the service user a whole CUDA toolkit: ansible-playbook playbooks/probe.yml --tags cuda",
+    "toolchain": "Give the service user a whole toolkit: ansible-playbook playbooks/probe.yml --tags cuda",
     "gate_closed": "Open the gates, all layers at once: ansible-playbook playbooks/gates.yml",
-    "no_architecture": "On a host with no GPU set fusion_probe_capability; else check that nvcc is 12.9 or newer",
+    "no_architecture": "Give it nvcc 12.9 or newer (cuda_toolkit_method, cuda_toolkit_path)",
     "aot": "Remove flashinfer-jit-cache from the environment, then run playbooks/probe.yml again",
-    "memory": "Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then run playbooks/probe.yml again",
-    "preflight": "Gate fusion.multicast_preflight is closed, or memory is short: ansible-playbook playbooks/audit.yml",
-    "p2p": "This is peer-to-peer between the GPUs, not fusion. Look at `nvidia-smi topo -p2p r` (every pair OK), at ACS "
-    "and IOMMU on the path, and at `options nvidia_uvm uvm_disable_hmm=1`; NCCL_P2P_DISABLE=1 in "
-    "fusion_probe_environment proves it (and rules fusion out: it needs P2P)",
-    "wrong": "Do not serve with fusion on this host. Keep the evidence, run playbooks/revert.yml or leave fusion off",
-    "hang": "Do not serve with fusion on this host. Look at the last lines of each rank's log and at `dmesg` for Xid",
+    "memory": "Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then probe again",
+    "preflight": "See gate fusion.multicast_preflight and free memory: ansible-playbook playbooks/audit.yml",
+    "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
+    "ACS and IOMMU on the path, and `options nvidia_uvm uvm_disable_hmm=1`. If the probe gets past it with "
+    "NCCL_P2P_DISABLE=1 in fusion_probe_environment, P2P it is; fusion needs P2P, so it stays off",
+    "wrong": "Do not serve with fusion on this host: leave it off, or ansible-playbook playbooks/revert.yml",
+    "hang": "Do not serve with fusion on this host. See the end of each rank's log, and `dmesg` for Xid",
     "slow": "Fusion would slow this host down: leave sglang_server_allreduce_fusion off",
     "other": "Read the evidence file and the logs that it names",
 }
@@ -70,7 +70,7 @@ def speed_rows(measured: Mapping[tuple[int, int], Mapping[str, float]]) -> list[
 
 
 def loses_from(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Smallest token count from which fusion is slower at every measured size; None where it never comes to that."""
+    """Smallest token count from which fusion is slower at every measured size; None where there is none."""
     first = None
     for row in sorted(rows, key=lambda row: int(row["tokens"]), reverse=True):
         if row["ratio"] >= 1:
@@ -80,7 +80,7 @@ def loses_from(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dict[str, Any]:
-    """Too slow: no size where fusion wins, or one where it is `max_slowdown` times slower (a synchronisation problem)."""
+    """Too slow: fusion wins nowhere, or somewhere it is `max_slowdown` times slower (bad synchronisation)."""
     by_hidden: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_hidden.setdefault(int(row["hidden"]), []).append(row)
@@ -112,7 +112,7 @@ def next_step(stage: str, cause: str) -> str:
 
 
 def verdict(stages: Iterable[Stage], wanted: Sequence[str]) -> str:
-    """passed: every stage that exists passed. compiled: the GPU stages were not asked for or cannot run. Never guessed."""
+    """passed: every stage there is passed. compiled: the build passed and nothing else was asked for."""
     state = {stage.name: stage.status for stage in stages}
     if any(status == "failed" for status in state.values()):
         return "failed"

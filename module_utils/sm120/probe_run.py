@@ -1,4 +1,4 @@
-"""Start the probe's processes as the service user, listen, end what hangs by its own process groups, see memory free."""
+"""Start the probe's processes as the service user, listen, end them by their groups, see memory free."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pwd
 import selectors
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,44 +46,46 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
 
+@dataclass(frozen=True)
+class Job:
+    """`command RANK` for each rank, with the config on its stdin."""
+
+    name: str
+    command: tuple[str, ...]
+    ranks: int
+    config: Mapping[str, Any]
+    environment: Mapping[str, str]
+    account: Account
+    work: Path  # working folder, writable by the account
+    logs: Path  # not writable by the account: this process opens the logs
+    limit_seconds: float
+
+
 @dataclass
 class Process:
     rank: int
     popen: subprocess.Popen[bytes]
+    reports: IO[bytes]
     pending: bytes = b""
     closed: bool = False
     reaped: bool = False
 
 
-def run_group(
-    command: Sequence[str],
-    ranks: int,
-    config: Mapping[str, Any],
-    environment: Mapping[str, str],
-    account: Account,
-    folder: Path,
-    watch: Watch,
-    total_seconds: float,
-    announce: Callable[[str], None],
-    name: str,
-) -> dict[str, Any]:
-    """Run `command RANK` once for each rank until all are done or one has failed. Returns pids, logs and leftovers."""
-    logs = [folder / f"{name}-rank{rank}.log" for rank in range(ranks)]
+def run_group(job: Job, watch: Watch, announce: Callable[[str], None]) -> dict[str, Any]:
+    """Run a job until all ranks are done or one failed. Returns pids, logs and leftovers."""
+    logs = [job.logs / f"{job.name}-rank{rank}.log" for rank in range(job.ranks)]
     processes: list[Process] = []
     selector = selectors.DefaultSelector()
     try:
-        for rank in range(ranks):
-            processes.append(_start(command, rank, config, environment, account, folder, logs[rank]))
-            stream = processes[-1].popen.stdout
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ, processes[-1])
+        for rank in range(job.ranks):
+            processes.append(_start(job, rank, logs[rank]))
+            selector.register(processes[-1].reports, selectors.EVENT_READ, processes[-1])
         while True:
             for key, _events in selector.select(POLL_SECONDS):
-                _listen(key.data, key.fileobj, selector, watch)
+                _listen(key.data, selector, watch)
             now = time.monotonic()
             _reap(processes, watch, now)
-            watch.check(now, total_seconds)
+            watch.check(now, job.limit_seconds)
             while watch.news:
                 announce(watch.news.pop(0))
             if watch.over(now):
@@ -91,6 +94,7 @@ def run_group(
         left = end_processes(processes)
         selector.close()
     return {
+        "name": job.name,
         "pids": [process.popen.pid for process in processes],
         "pids_left": left,
         "logs": [str(log) for log in logs],
@@ -98,41 +102,37 @@ def run_group(
     }
 
 
-def _start(
-    command: Sequence[str],
-    rank: int,
-    config: Mapping[str, Any],
-    environment: Mapping[str, str],
-    account: Account,
-    folder: Path,
-    log: Path,
-) -> Process:
-    with log.open("wb") as sink:
-        popen = subprocess.Popen(
-            [*command, str(rank)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=sink,
-            cwd=folder,
-            env=dict(environment),
-            start_new_session=True,  # pid == process group: nvcc and ninja below it end with it
-            **account.process_options(),
-        )
-    assert popen.stdin is not None
+def _start(job: Job, rank: int, log: Path) -> Process:
+    reports, write_end = os.pipe()
     try:
-        popen.stdin.write(json.dumps(config).encode())
-        popen.stdin.close()
-    except BrokenPipeError:
-        pass  # it died at once: its exit code and log tell more
-    return Process(rank, popen)
+        with log.open("wb") as sink, tempfile.TemporaryFile() as config:
+            config.write(json.dumps(job.config).encode())
+            config.seek(0)
+            popen = subprocess.Popen(
+                [*job.command, str(rank)],
+                stdin=config,
+                stdout=write_end,
+                stderr=sink,
+                cwd=job.work,
+                env=dict(job.environment),
+                start_new_session=True,  # pid == process group: nvcc and ninja below it end with it
+                **job.account.process_options(),
+            )
+    except BaseException:
+        os.close(reports)
+        raise
+    finally:
+        os.close(write_end)
+    os.set_blocking(reports, False)
+    return Process(rank, popen, os.fdopen(reports, "rb", buffering=0))
 
 
-def _listen(process: Process, stream: Any, selector: selectors.BaseSelector, watch: Watch) -> None:
-    chunk = stream.read(1 << 16)
+def _listen(process: Process, selector: selectors.BaseSelector, watch: Watch) -> None:
+    chunk = process.reports.read(1 << 16)
     now = time.monotonic()
     if not chunk:
         if chunk is not None:
-            selector.unregister(stream)
+            selector.unregister(process.reports)
             process.closed = True
         return
     *lines, process.pending = (process.pending + chunk).split(b"\n")
@@ -176,14 +176,8 @@ def end_processes(processes: Sequence[Process]) -> list[int]:
             process.popen.wait(max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             left.append(process.popen.pid)
-        for stream in (process.popen.stdin, process.popen.stdout):
-            _close(stream)
+        process.reports.close()
     return left
-
-
-def _close(stream: IO[bytes] | None) -> None:
-    if stream is not None and not stream.closed:
-        stream.close()
 
 
 def tail(path: Path) -> str:
@@ -228,7 +222,8 @@ def wait_memory_free(
     end = time.monotonic() + wait_seconds
     while True:
         held = [
-            f"GPU {gpu['index']} ({gpu['uuid']}): {gpu['used_mib']} MiB used, {limit[gpu['uuid']] - MEMORY_SLACK_MIB} before"
+            f"GPU {gpu['index']} ({gpu['uuid']}): {gpu['used_mib']} MiB used, "
+            f"wanted {limit[gpu['uuid']]} at most"
             for gpu in read()
             if gpu["uuid"] in limit and int(gpu["used_mib"]) > limit[gpu["uuid"]]
         ]

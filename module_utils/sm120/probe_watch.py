@@ -1,4 +1,4 @@
-"""The supervisor's book-keeping: what each rank last said, which limit it broke. Pure, with the clock passed in."""
+"""The supervisor's book-keeping: what each rank last said, which limit it broke. The clock is passed in."""
 
 from __future__ import annotations
 
@@ -153,15 +153,17 @@ class Watch:
             limit = START_LIMIT_SECONDS if state.stage == "start" else self.limits[state.stage]
             if now - state.stage_since > limit:
                 text = f"rank {rank}: stage {state.stage} is over its limit of {limit:.0f} s"
-                return self.fail(Failure(state.stage, "time_limit", text, rank, state.case), now)
+                self.fail(Failure(state.stage, "time_limit", text, rank, state.case), now)
+                return
             step = self.step_factor * STEP_LIMIT_SECONDS.get(state.stage, limit)
             if now - state.word_at > step:
-                return self.fail(self._hang(busy, now), now)
+                self.fail(self._hang(busy, now), now)
+                return
         if busy and now - self.began > total_seconds:
             failure = self._hang(busy, now)
-            text = f"the whole probe is over its limit of {total_seconds:.0f} s; {failure.text}"
-            return self.fail(Failure(failure.stage, "time_limit", text, failure.rank, failure.case), now)
-        return None
+            failure.cause = "time_limit"
+            failure.text = f"the whole probe is over its limit of {total_seconds:.0f} s; {failure.text}"
+            self.fail(failure, now)
 
     def _hang(self, busy: Mapping[int, RankState], now: float) -> Failure:
         """Blames the rank that did not come to where the others wait; of several, the one silent longest."""
@@ -172,7 +174,7 @@ class Watch:
         return Failure(state.stage, "hang", text + (f" ({others})" if others else ""), rank, state.case)
 
     def first_failure(self) -> Failure | None:
-        """The cause, not what followed: peers of a crashed rank raise errors of their own, sometimes sooner."""
+        """The cause, not what followed: peers of a crashed rank raise their own errors, sometimes sooner."""
         return min(self.failures, key=lambda f: f.cause != "crash", default=None)
 
     def over(self, now: float) -> bool:

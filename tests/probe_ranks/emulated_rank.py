@@ -16,7 +16,7 @@ from sm120.probe_cases import split_tokens  # noqa: E402
 
 
 class Emulated:
-    """Sums in rank order, float32 adds rounded to the type; two-shot reduces by token shares and gathers them."""
+    """Sums in rank order, float32 adds rounded to the type; two-shot reduces by token shares."""
 
     name = "emulated"
 

@@ -13,6 +13,10 @@ except (OSError, ValueError):
     pass  # the role sglang_model says what is wrong with a model folder
 print(
     json.dumps(
-        {"machine": platform.machine(), "systemd": Path("/run/systemd/system").is_dir(), "vocab_size": vocabulary}
+        {
+            "machine": platform.machine(),
+            "systemd": Path("/run/systemd/system").is_dir(),
+            "vocab_size": vocabulary,
+        }
     )
 )

@@ -36,7 +36,9 @@ print(
             "site_packages": str(folders[-1]) if folders else None,
             "versions": versions,
             "wrong": {
-                name: versions.get(normal(name)) for name, version in wanted.items() if versions.get(normal(name)) != version
+                name: versions.get(normal(name))
+                for name, version in wanted.items()
+                if versions.get(normal(name)) != version
             },
             "free_mib": shutil.disk_usage(existing).free // 2**20,
         }

@@ -12,7 +12,9 @@ from pathlib import Path
 found = {}
 for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
     record = json.loads(path.read_text())
-    state = subprocess.run(["systemctl", "is-active", record["unit"]], capture_output=True, text=True).stdout.strip()
+    state = subprocess.run(
+        ["systemctl", "is-active", record["unit"]], capture_output=True, text=True
+    ).stdout.strip()
     running = Path(f"/run/sglang-{path.parent.name}/revision")
     record["active"] = state
     record["revision"] = running.read_text().strip() if state == "active" and running.exists() else None

@@ -16,7 +16,9 @@ GPU_RELEASE_SECONDS = 60
 
 def processes(unit):
     """The process ids in the unit's control group."""
-    group = subprocess.run(["systemctl", "show", "-P", "ControlGroup", unit], capture_output=True, text=True).stdout.strip()
+    group = subprocess.run(
+        ["systemctl", "show", "-P", "ControlGroup", unit], capture_output=True, text=True
+    ).stdout.strip()
     roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
     files = [path for root in roots if group for path in Path(root + group).glob("**/cgroup.procs")]
     return {int(line) for path in files for line in path.read_text().split()}

@@ -20,7 +20,9 @@ def _figure(rung: dict[str, Any], path: str) -> float | None:
     return value
 
 
-def missed_thresholds(results: list[dict[str, Any]], thresholds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def missed_thresholds(
+    results: list[dict[str, Any]], thresholds: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """The thresholds that a run misses, with what was found. A figure that is absent is missed."""
     missed = []
     for target in results:

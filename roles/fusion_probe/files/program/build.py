@@ -1,4 +1,4 @@
-"""The stages that need no GPU: toolchain, as the service user sees it, and the JIT build of the communication module."""
+"""The stages that need no GPU: the toolchain as the service user sees it, and the JIT build."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def gate_or_compiler(error: RuntimeError) -> tuple[str, str]:
     if not archs:
         return (
             "no_architecture",
-            f"FlashInfer finds no architecture to build for ({error}): no GPU and no FLASHINFER_CUDA_ARCH_LIST, "
-            "or an nvcc too old for the GPU",
+            f"FlashInfer finds no architecture to build for ({error}): no GPU and no "
+            "FLASHINFER_CUDA_ARCH_LIST, or an nvcc too old for the GPU",
         )
     return (
         "gate_closed",
-        f"gate fusion.jit is closed: gen_trtllm_comm_module in flashinfer/jit/comm.py refuses {', '.join(archs)} "
-        f"({error}). Open it: ansible-playbook playbooks/gates.yml",
+        f"gate fusion.jit is closed: gen_trtllm_comm_module in flashinfer/jit/comm.py refuses "
+        f"{', '.join(archs)} ({error})",
     )
 
 
@@ -128,8 +128,8 @@ def jit(config: dict[str, Any], channel: Channel) -> dict[str, Any]:
     if spec.is_aot and config["refuse_aot"]:
         channel.fail(
             "aot",
-            f"{spec.get_library_path()} would be used instead of a build: FlashInfer {flashinfer.__version__}'s ready-made "
-            "library has no SM120 code. Uninstall flashinfer-jit-cache",
+            f"{spec.get_library_path()} would be used instead of a build, and the ready-made library of "
+            f"FlashInfer {flashinfer.__version__} has no SM120 code",
         )
         sys.exit(3)
     folder = spec.jit_library_path.parent

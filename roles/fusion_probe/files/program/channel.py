@@ -49,8 +49,7 @@ def die_with_parent() -> None:
 
 
 def read_config() -> dict[str, Any]:
-    config = json.load(sys.stdin)
-    assert isinstance(config, dict)
+    config: dict[str, Any] = json.load(sys.stdin)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Inputs, poisoned outputs, and the comparison of one fused call with the float64 result (limits: sm120.probe_limits)."""
+"""Inputs, poisoned outputs, and one fused call against the float64 result (see sm120.probe_limits)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def compare(
     dtype: str,
     eps: float,
 ) -> Figures:
-    """One call: every rank's input [ranks, tokens, hidden] against (residual out, norm out) with their guard row."""
+    """All inputs [ranks, tokens, hidden] of a call against (residual out, norm out) with their guard rows."""
     figures, tokens = Figures(), residual.shape[0]
     total = torch.zeros_like(residual, dtype=torch.float64)
     magnitude, squares = torch.zeros_like(total), []

@@ -1,4 +1,4 @@
-"""Versions and package folders of the environment, without importing any of its packages. Prints one JSON object."""
+"""Prints versions and folders of the environment's packages as JSON, without importing any."""
 
 from __future__ import annotations
 

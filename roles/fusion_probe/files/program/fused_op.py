@@ -1,4 +1,4 @@
-"""The operation as the installed SGLang calls it: all-reduce, residual add and RMSNorm in one FlashInfer call."""
+"""All-reduce, residual add and RMSNorm in one FlashInfer call, as the installed SGLang makes it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ OPERATORS: dict[str, Any] = {api.name: api for api in (IpcApi, UnifiedApi)}
 
 
 def _comm_backend(groups: Groups) -> Any:
-    """FlashInfer's backend on the NCCL group, with broadcasts over the CPU group and global ranks, as SGLang has it."""
+    """FlashInfer's backend on the NCCL group, broadcasting over the CPU group, as SGLang has it."""
     from flashinfer.comm.mnnvl import TorchDistBackend
 
     class Backend(TorchDistBackend):

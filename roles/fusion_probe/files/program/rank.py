@@ -1,4 +1,4 @@
-"""One process of the fusion probe: one rank on one GPU, through the stages nccl, workspace, numbers, graph, speed."""
+"""One rank of the fusion probe on one GPU: stages nccl, workspace, numbers, graph, speed."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Rank:
         return bool(torch.equal(first, out.contiguous().view(torch.uint8)))
 
     def judge(self, case: dict[str, Any], launch: Callable[..., None], inputs: Any) -> None:
-        """Fresh data in each round, the rounds back to back; then the first round again, which must not differ."""
+        """Fresh data in each call, calls back to back; then the first again, which must not differ."""
         tokens, hidden, dtype = case["tokens"], case["hidden"], case["dtype"]
         gathered = self.gather(inputs.x)
         residual_out = poisoned(CALLS + 1, tokens, hidden, dtype, self.device)

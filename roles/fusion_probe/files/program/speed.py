@@ -56,7 +56,7 @@ def add_and_norm(eps: float) -> tuple[str, Callable[[Any, Any, Any], Any]]:
 def time_case(
     operator: Any, groups: Any, hidden: int, tokens: int, eps: float, index: int, device: Any
 ) -> dict[str, float]:
-    """Median microseconds of one call for each way, replays interleaved so that a clock change hits all alike."""
+    """Median microseconds of one call each way; replays interleaved, so a clock change hits all alike."""
     inputs = make_inputs(1, tokens, hidden, "bf16", base=7, index=index, rank=groups.rank, device=device)
     x, residual, weight = inputs.x[0], inputs.residual[0], inputs.weight
     residual_out, norm_out = torch.empty_like(x), torch.empty_like(x)
