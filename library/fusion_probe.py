@@ -236,7 +236,7 @@ def last_report(path: Path, key: str) -> dict[str, Any] | None:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if report.get("key") != key or report.get("verdict") not in REUSABLE:
+    if report.get("key") != key or report.get("verdict") not in REUSABLE or report["fault"] != "none":
         return None
     libraries = [stage["facts"]["library"] for stage in report["stages"] if "library" in stage["facts"]]
     return report if all(os.path.isfile(library) for library in libraries) else None
@@ -272,7 +272,8 @@ def stop(_number: int, _frame: Any) -> NoReturn:
 
 def run(module: AnsibleModule) -> dict[str, Any]:
     given, folder = module.params, Path(module.params["evidence_dir"])
-    report_path = folder / "report.json"
+    # A run with a fault in it says nothing about the host: it neither is nor replaces the verdict.
+    report_path = folder / ("report.json" if given["fault"] == "none" else f"fault-{given['fault']}.json")
     account = Account.of(given["user"])
     gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
     ranks = given["ranks"] or len(gpus) or RANKS[0]
@@ -286,7 +287,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         settings = settings_of(module, account, work, ranks)
         facts = environment_facts(settings)
         key = key_of(settings, facts, gpus, given["gates_digest"])
-        old = last_report(report_path, key) if given["reuse"] and given["fault"] == "none" else None
+        old = last_report(report_path, key) if given["reuse"] else None
         if old is not None:
             return {**old, "changed": False, "reused": True, "evidence": str(report_path)}
         if module.check_mode:

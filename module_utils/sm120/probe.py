@@ -151,6 +151,7 @@ class Probe:
         self.settings, self.facts, self.announce = settings, facts, announce
         self.call = fusion_call(facts)
         self.stages = {name: Stage(name, detail="not asked for") for name in STAGES}
+        self.wanted = settings.stages
         self.failures: list[Failure] = []
         self.groups: list[dict[str, Any]] = []
         self.cases: list[dict[str, Any]] = []
@@ -175,7 +176,7 @@ class Probe:
             if first and stage.status == "not_run" and stage.name in settings.stages:
                 stage.detail = f"stage {first.stage} failed before"
         return {
-            "verdict": verdict(self.stages.values(), settings.stages),
+            "verdict": verdict(self.stages.values(), self.wanted),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
             "seconds": round(time.time() - began, 1),
             "ranks": settings.ranks,
@@ -197,7 +198,9 @@ class Probe:
         """Said, never passed: the ranks of a probe are real GPUs."""
         for name in compute:
             self.stages[name].detail = f"{found} GPUs on this host, {self.settings.ranks} wanted"
-        if found:
+        if not found:
+            self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
+        else:
             text = (
                 f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: "
                 "set fusion_probe_ranks to the server's tensor parallel size"

@@ -100,15 +100,11 @@ def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dic
 
 
 def next_step(stage: str, cause: str) -> str:
-    if cause in NEXT:
-        return NEXT[cause]
     if stage == "nccl":
         return NEXT["p2p"]
-    if cause == "wrong_numbers":
-        return NEXT["wrong"]
-    if cause in ("hang", "time_limit", "crash"):
-        return NEXT["hang"]
-    return NEXT["other"]
+    return NEXT.get(
+        {"wrong_numbers": "wrong", "time_limit": "hang", "crash": "hang"}.get(cause, cause), NEXT["other"]
+    )
 
 
 def verdict(stages: Iterable[Stage], wanted: Sequence[str]) -> str:

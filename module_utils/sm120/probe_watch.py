@@ -149,6 +149,8 @@ class Watch:
         if self.failures:
             return
         busy = {r: s for r, s in self.ranks.items() if not s.finished and s.stage not in s.ended}
+        # Who has started waits for who has not: while there is one of these, only its limit counts.
+        busy = {r: s for r, s in busy.items() if s.stage == "start"} or busy
         for rank, state in busy.items():
             limit = START_LIMIT_SECONDS if state.stage == "start" else self.limits[state.stage]
             if now - state.stage_since > limit:

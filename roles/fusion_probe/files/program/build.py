@@ -140,7 +140,7 @@ def jit(config: dict[str, Any], channel: Channel) -> dict[str, Any]:
     end = beat_while(channel, count)
     try:
         if not spec.is_aot:
-            spec.build(verbose=False)
+            spec.build(verbose=False, need_lock=True)
     finally:
         end()
     library = Path(spec.get_library_path())
