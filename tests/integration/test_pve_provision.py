@@ -80,6 +80,7 @@ class Run:
             "pve_gpu_vm_ipconfig": "ip=127.0.0.1/8",
             "pve_gpu_vm_ssh_timeout_seconds": 60,
         }
+        (folder / "runner").mkdir()
         (folder / "play.yml").write_text(PLAYBOOK.format(root=ROOT))
 
     def __call__(self, *arguments: str, **changes: Any) -> ansible_runner.Runner:
@@ -122,7 +123,7 @@ def test_a_new_vm_is_made_reached_and_used_in_one_run(run: Run) -> None:
     first = run()
     assert changed(first) == 1
     assert len(run.stub.writes) == 3
-    used = [event for event in first.events if event["event_data"].get("task") == "Who is there"]
+    used = [event for event in first.events if event.get("event_data", {}).get("task") == "Who is there"]
     assert used[-1]["event_data"]["res"]["stdout"] == "root"
     assert len(run.known_hosts.read_text().splitlines()) >= 1
 
