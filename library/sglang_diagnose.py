@@ -167,9 +167,10 @@ def main() -> None:
         argument_spec=ARGUMENTS,
         supports_check_mode=True,
         mutually_exclusive=[("path", "unit", "text")],
-        required_one_of=[("path", "unit", "text", "kernel_log", "nvidia_smi")],
     )
     given = module.params
+    if not any(given[name] for name in ("path", "unit", "text", "kernel_log", "nvidia_smi")):
+        module.fail_json(msg="nothing to read: give one of path, unit, text, kernel_log or nvidia_smi")
     try:
         server = scan(server_scanner(), server_blocks(given))
         kernel = scan(kernel_scanner(), kernel_blocks(given))

@@ -14,6 +14,9 @@ from .signature import CAPTURING, CAUSE, LOADING, POOLING, SERVING, WARNING, Sig
 MAX_LINE_BYTES = 16384
 SHOWN_CHARACTERS = 400
 TRACEBACK_LINES = 500
+REMEMBERED_LINES = 4096
+# A client's request that ended badly says nothing about the server's health.
+_ACCESS_LOG = b' HTTP/1.1" '
 
 _SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
 _FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
@@ -95,6 +98,7 @@ class Scanner:
     _start: _Start = field(default_factory=_Start)
     _failed_start: _Start | None = None
     _stage: str | None = None
+    _seen: dict[tuple[str | None, bytes], Signature | None] = field(default_factory=dict)
     _tail: bytes = b""
     _line_number: int = 0
     _traceback: _Traceback | None = None
@@ -208,26 +212,37 @@ class Scanner:
         self.ready = False
         self._stage = None
 
+    def _known(self, bare: bytes) -> Signature | None:
+        """The signature of a line. A server repeats itself: what was looked up once is remembered."""
+        key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
+        if key not in self._seen:
+            if len(self._seen) >= REMEMBERED_LINES:
+                self._seen.clear()
+            self._seen[key] = next((one for one in self.signatures if one.matches(bare, self._stage)), None)
+        return self._seen[key]
+
     def _match(self, line: bytes, number: int, frame: str | None) -> bool:
         bare = _SYSLOG_PREFIX.sub(b"", line)
-        for signature in self.signatures:
-            if signature.matches(bare, self._stage):
-                self._record(
-                    Finding(
-                        signature=signature.name,
-                        role=signature.role,
-                        layer=signature.layer,
-                        line=self._shown(line),
-                        line_number=number,
-                        meaning=signature.meaning,
-                        advice=signature.advice,
-                        fatal=signature.fatal,
-                        source=self.source,
-                        frame=frame,
-                    )
-                )
-                return True
-        return False
+        if _ACCESS_LOG in bare:
+            return False
+        signature = self._known(bare)
+        if signature is None:
+            return False
+        self._record(
+            Finding(
+                signature=signature.name,
+                role=signature.role,
+                layer=signature.layer,
+                line=self._shown(line),
+                line_number=number,
+                meaning=signature.meaning,
+                advice=signature.advice,
+                fatal=signature.fatal,
+                source=self.source,
+                frame=frame,
+            )
+        )
+        return True
 
     def _unknown(self, line: bytes, number: int, traceback: _Traceback) -> None:
         finding = Finding(

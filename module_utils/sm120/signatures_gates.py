@@ -126,14 +126,6 @@ SIGNATURES: tuple[Signature, ...] = (
         "triton, --fp4-gemm-backend flashinfer_cutlass or flashinfer_cudnn.",
     ),
     Signature(
-        name="kernel.torch_too_old",
-        role=WARNING,
-        layer="packages",
-        needle=b"sm_120 is not compatible with the current PyTorch",
-        meaning="This torch was built without sm_120.",
-        advice="Install the release set's torch (role sglang_runtime); cu128 or later knows sm_120.",
-    ),
-    Signature(
         name="kernel.deep_gemm",
         role=CAUSE,
         layer="kernels",

@@ -59,13 +59,6 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "kernel.capability_refused",
         ("AssertionError: moe_runner_backend=flashinfer_mxfp4 requires SM90 or SM100.",),
     ),
-    (
-        "kernel.torch_too_old",
-        (
-            "NVIDIA RTX PRO 6000 with CUDA capability sm_120 is not compatible with the current PyTorch "
-            "installation.",
-        ),
-    ),
     ("kernel.deep_gemm", ("AttributeError: module 'deep_gemm' has no attribute 'get_num_sms'",)),
     ("jit.build_failed", ("RuntimeError: Ninja build failed. Ninja output:",)),
     (
@@ -94,7 +87,6 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("h:1:2 [0] include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'",),
     ),
     ("memory.unit_oom", ("sglang-main.service: Failed with result 'oom-kill'.",)),
-    ("memory.unit_oom", ("sglang-main.service: A process of this unit has been killed by the OOM killer.",)),
     ("memory.shared", ("RuntimeError: unable to open shared memory object </torch_1> in read-write mode",)),
     ("memory.disk_full", ("OSError: [Errno 28] No space left on device",)),
     ("memory.pinned", ("RuntimeError: error: RLIMIT_MEMLOCK is too low",)),
@@ -237,7 +229,10 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (
         "kernel.moe_config_missing",
-        ("[x] Using default MoE kernel config. Performance might be sub-optimal!",),
+        (
+            "[x] Using default MoE kernel config. Performance might be sub-optimal! Config file not "
+            "found at x.json",
+        ),
     ),
     ("model.nan", ("ValueError: Detected errors during sampling! NaN in the logits.",)),
     (
