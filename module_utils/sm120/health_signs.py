@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .diagnosis import Scanner
-from .diagnosis_catalogue import SERVER
+from .diagnosis_catalogue import server_scanner
 from .http import Address
 from .processes import Process, dead_children, listener_pid, stopped_children
 from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
@@ -64,7 +63,7 @@ class Watch:
         self._secrets = secrets
         self._follower: JournalFollower | FileFollower | None = FileFollower(log) if log else None
         self._invocation = ""
-        self.scanner = Scanner(SERVER, secrets=secrets)
+        self.scanner = server_scanner(secrets)
         self.work_lines = 0
         self.log_read = False
 

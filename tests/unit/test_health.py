@@ -234,7 +234,7 @@ def test_waiting_ends_with_the_crash_in_the_log_and_names_its_cause(tmp_path: Pa
     assert got.status == "crashed"
     assert time.monotonic() - begun < 10
     assert got.diagnosis is not None
-    assert got.diagnosis["signature"] == "jit.architecture_refused"
+    assert got.diagnosis["signature"] == "gate.jit_closed"
     assert got.diagnosis["layer"] == "layer 3"
 
 
