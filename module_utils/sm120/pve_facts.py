@@ -237,12 +237,17 @@ def _place(client: Reader, spec: VmSpec, facts: Facts) -> None:
 
 
 def running_tasks(client: Reader, spec: VmSpec) -> list[str]:
-    """Tasks at work on our VMID, for example those of a run whose connection broke."""
+    """Tasks that change our VM, for example those of a run whose connection broke.
+
+    Not all that are active: an open console is one too, and a backup shows as a lock.
+    """
     items = client.get(f"/nodes/{spec.node}/tasks", {"vmid": spec.vmid, "source": "active"}) or []
     return [
         str(item["upid"])
         for item in items
-        if str(item.get("id")) == str(spec.vmid) and not item.get("endtime")
+        if str(item.get("id")) == str(spec.vmid)
+        and not item.get("endtime")
+        and re.match(r"qm|resize$", str(item.get("type")))
     ]
 
 

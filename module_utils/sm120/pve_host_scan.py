@@ -74,11 +74,11 @@ def _id(device: Path) -> str:
 
 
 def _bar_mib(device: Path) -> int:
-    """Size of all BARs, from the first six lines of ``resource``."""
+    """Size of all BARs that have an address, from the first six lines of ``resource``."""
     total = 0
     for line in _text(device / "resource").splitlines()[:6]:
         start, end, _ = (int(part, 16) for part in line.split())
-        total += end - start + 1 if end else 0
+        total += end - start + 1 if start else 0
     return total >> 20
 
 

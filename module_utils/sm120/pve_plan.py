@@ -231,7 +231,9 @@ def _key_privileges(spec: VmSpec, step: Step, keys: set[str]) -> Iterator[tuple[
             name = re.search(r"mapping=([^,]+)", str(step.params[key]))
             if name is not None:
                 yield f"/mapping/pci/{name[1]}", "Mapping.Use"
-        if key == "net0":
+        if key == "net0" and re.fullmatch(
+            r"vmbr\w+", spec.bridge
+        ):  # the zone of other names is not known here
             vlan = "" if spec.vlan is None else f"/{spec.vlan}"
             yield f"/sdn/zones/localnetwork/{spec.bridge}{vlan}", "SDN.Use"
         if key in {"efidisk0", "ide2", "scsi0"} and step.path.endswith("/qemu"):

@@ -91,6 +91,7 @@ class Run:
             "pve_gpu_vm_sshkeys": ["ssh-ed25519 AAAA ops"],
             "pve_gpu_vm_ipconfig": "ip=127.0.0.1/8",
             "pve_gpu_vm_ssh_timeout_seconds": 60,
+            "pve_gpu_vm_check_guest": False,  # the lab host has no GPUs
         }
         (folder / "runner").mkdir()
         (folder / "play.yml").write_text(PLAYBOOK.format(root=ROOT))
@@ -173,6 +174,13 @@ def test_host_keys(run: Run, lab: Path) -> None:
     run.known_hosts.unlink()
     assert changed(run("--tags", "provision")) == 0
     assert changed(run("--tags", "provision", pve_gpu_vm_host_keys="known")) == 0
+
+
+def test_a_guest_without_its_gpus_is_not_handed_on(run: Run) -> None:
+    failing = run(pve_gpu_vm_check_guest=True)
+    assert failing.code == 2
+    assert not [event for event in failing.events if event["event_data"].get("task") == "Who is there"]
+    assert run.stub.state.vms[200].status == "running"
 
 
 def test_root_only_options_without_the_node_in_the_inventory(run: Run) -> None:

@@ -134,6 +134,14 @@ def test_changed_meanwhile_by_someone_else(vm: Vm, monkeypatch: pytest.MonkeyPat
     assert vm.stub.state.vms[200].config["cores"] == "64"
 
 
+def test_open_console_is_not_waited_for(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.stub.state.task_polls = 10_000
+    upid = vm.stub.state.task("vncproxy", 200, "ansible@pve!gpu", lambda: None)
+    assert vm.ok(state="present", task_timeout_seconds=0)["writes_seen"] == []
+    assert vm.stub.state.tasks[upid].polls == 10_000
+
+
 def test_task_that_takes_too_long(vm: Vm) -> None:
     vm.stub.state.task_polls = 10_000
     assert "still runs after" in failed(vm, task_timeout_seconds=0)

@@ -226,6 +226,15 @@ def test_a_host_before_and_after(tmp_path: Path) -> None:
     assert (seen["phys_bits"], seen["intel_iommu_needed"]) == (52, False)
 
 
+def test_a_bar_without_an_address_does_not_count(tmp_path: Path) -> None:
+    make(tmp_path, gpus=1)
+    resource = tmp_path / "sys/bus/pci/devices/0000:11:00.0/resource"
+    lines = resource.read_text().splitlines()
+    lines[2] = f"0x{0:016x} 0x{(128 << 30) - 1:016x} 0x000000002014220c"
+    resource.write_text("\n".join(lines) + "\n")
+    assert [card["bar_mib"] for card in scan(tmp_path, ["10de:2bb5"], "")["gpus"]] == [96]
+
+
 def test_what_is_wrong_with_a_host(tmp_path: Path) -> None:
     make(tmp_path, gpus=7, cmdline="amd_iommu=off iommu=pt")
     device(tmp_path, "0000:11:00.0", "10de:2bb5", "0x030200", 20, alive=False)
