@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-from pve_stub import SECRET, Stub, make_certificate  # noqa: E402
+from pve_stub import PASSWORD, SECRET, Stub, make_certificate  # noqa: E402
 
 LAB = [sys.executable, str(ROOT / "tools/lab.py")]
 LAB_HOST, LAB_PORT = "pve-vm", 22083
@@ -66,6 +66,7 @@ class Run:
 
     def __init__(self, folder: Path, stub: Stub, key: Path) -> None:
         self.folder, self.stub, self.count = folder, stub, 0
+        self.node: dict[str, Any] | None = None
         self.known_hosts = folder / "known_hosts"
         secret = folder / "token"
         secret.write_text(SECRET)
@@ -98,6 +99,8 @@ class Run:
 
     def __call__(self, *arguments: str, **changes: Any) -> Result:
         hosts = {"gpu_hosts": {"hosts": {"llm1": {**self.variables, **changes}}}}
+        if self.node is not None:
+            hosts["proxmox"] = {"hosts": {"pve1": self.node}}
         inventory = self.folder / "hosts.yml"
         inventory.write_text(yaml.safe_dump(hosts))
         inventory.chmod(0o600)
@@ -179,8 +182,50 @@ def test_host_keys(run: Run, lab: Path) -> None:
 def test_a_guest_without_its_gpus_is_not_handed_on(run: Run) -> None:
     failing = run(pve_gpu_vm_check_guest=True)
     assert failing.code == 2
-    assert not [event for event in failing.events if event["event_data"].get("task") == "Who is there"]
+    assert all(event.get("event_data", {}).get("task") != "Who is there" for event in failing.events)
     assert run.stub.state.vms[200].status == "running"
+
+
+QM = """\
+#!/usr/bin/python3
+# A stand-in for qm on the node: does by root's ticket what "qm set" does, and writes its arguments down.
+import json, ssl, sys, urllib.parse, urllib.request
+def call(method, path, values, headers):
+    data = urllib.parse.urlencode(values).encode()
+    request = urllib.request.Request("https://127.0.0.1:{port}/api2/json" + path, data, headers, method=method)
+    context = ssl._create_unverified_context()
+    return json.load(urllib.request.urlopen(request, context=context))["data"]
+assert sys.argv[1] == "set"
+words = sys.argv[3:]
+values = {{name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}}
+login = call("POST", "/access/ticket", {{"username": "root@pam", "password": "{password}"}}, {{}})
+cookie = {{"Cookie": "PVEAuthCookie=" + login["ticket"], "CSRFPreventionToken": login["CSRFPreventionToken"]}}
+call("PUT", "/nodes/pve1/qemu/" + sys.argv[2] + "/config", values, cookie)
+"""
+
+
+@pytest.fixture
+def node(run: Run, lab: Path) -> dict[str, Any]:
+    """The lab host as the Proxmox node too: variables of the inventory host pve1."""
+    script = QM.format(port=run.stub.port, password=PASSWORD)
+    options = ["-o", f"UserKnownHostsFile={lab}/known_hosts", "-i", f"{lab}/id_ed25519", "-p", str(LAB_PORT)]
+    install = "cat > /usr/local/sbin/qm && chmod 755 /usr/local/sbin/qm"
+    subprocess.run(["ssh", *options, "root@127.0.0.1", install], input=script, text=True, check=True)
+    return {name: value for name, value in run.variables.items() if name.startswith("ansible_")}
+
+
+def test_root_only_options_by_ssh_on_the_node(run: Run, node: dict[str, Any]) -> None:
+    options = {"pve_gpu_vm_root_path": "ssh", "pve_gpu_vm_affinity": "0-63", "pve_gpu_vm_mmio64_mib": 4194304}
+    run.node = {**node, "ansible_host": "127.0.0.1", "ansible_ssh_common_args": "-o StrictHostKeyChecking=no"}
+    assert changed(run("--tags", "provision", **options)) == 3  # made; qm set; started
+    config = run.stub.state.vms[200].config
+    assert config["affinity"] == "0-63"
+    assert config["args"] == "-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string=4194304"
+    assert run.stub.state.vms[200].status == "running"
+    assert changed(run("--tags", "provision", **options)) == 0
+    assert run.stub.writes == []
+    assert changed(run("--tags", "provision", pve_gpu_vm_root_path="ssh", pve_gpu_vm_affinity="0-63")) == 2
+    assert run.stub.state.vms[200].merged().get("args") is None
 
 
 def test_root_only_options_without_the_node_in_the_inventory(run: Run) -> None:
