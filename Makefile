@@ -1,0 +1,84 @@
+# `make help` lists what there is. Everything sets itself up and is safe to repeat.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+VENV ?= .venv
+OLD_VENV := .venv-2.19
+BIN := $(VENV)/bin
+LAB := $(BIN)/python tools/lab.py
+export SM120_DEMO_PORT ?= 22022
+export SM120_DEMO_SERVER_PORT ?= 30000
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+DEMO := ansible-playbook -i inventories/demo
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | column -t -s '|'
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+$(BIN)/.ready: requirements.txt
+	@echo "setting up the controller in $(VENV) (under a minute)"
+	@python=$$(tools/find_python.sh) && "$$python" -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt 2> >(grep -v 'is ignored: it is neither' >&2 || true)
+	@touch $@
+
+$(BIN)/.ready-dev: requirements-dev.txt $(BIN)/.ready
+	@echo "setting up the linters and test tools in $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt 2> >(grep -v 'is ignored: it is neither' >&2 || true)
+	@touch $@
+
+# The oldest supported controller, where its Python is there: unit tests run on both.
+$(OLD_VENV)/.ready: requirements-dev.txt requirements.txt
+	@echo "setting up ansible-core 2.19 in $(OLD_VENV)"
+	@python=$$(tools/find_python.sh 3.11) && "$$python" -m venv $(OLD_VENV)
+	@$(OLD_VENV)/bin/pip install --quiet --disable-pip-version-check 'ansible-core>=2.19,<2.20' -r requirements-dev.txt \
+	  2> >(grep -v 'is ignored: it is neither' >&2 || true)
+	@touch $@
+
+.PHONY: setup
+setup: $(BIN)/.ready ## the controller's venv: then use .venv/bin/ansible-playbook
+
+# --- the demo --------------------------------------------------------------------------------------------------------
+.PHONY: demo demo-up demo-revert demo-shell demo-clean
+demo-up: $(BIN)/.ready
+	@$(LAB) bootstrap
+	@$(LAB) up demo --port $(SM120_DEMO_PORT)
+
+demo: demo-up ## the whole job on a container: real SGLang, real FlashInfer, no GPU
+	@$(DEMO) site.yml
+	@printf '\nThe page: %s\nNext: make demo-revert | make demo-shell | make demo-clean\n' "$$(ls -td artifacts/demo/*/report.html | head -1)"
+
+demo-revert: demo-up ## put the demo's gates back, byte for byte
+	@$(DEMO) site.yml --tags revert
+
+demo-shell: ## a root shell in the demo's container
+	@$(LAB) shell demo
+
+demo-clean: $(BIN)/.ready ## remove the demo's container
+	@$(LAB) down demo
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+.PHONY: test lint unit molecule integration
+test: lint unit molecule integration ## everything CI runs
+
+lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
+	ruff check .
+	ruff format --check .
+	mypy
+	yamllint --strict .
+	ansible-lint
+	$(LAB) bootstrap
+	shellcheck tools/*.sh .ci/run
+
+unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where Python 3.11 is, on 2.19
+	pytest -n 2
+	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(OLD_VENV)/.ready && $(OLD_VENV)/bin/pytest -n 2; \
+	else echo "no Python 3.11 here: the unit tests did not run on ansible-core 2.19"; fi
+
+molecule: $(BIN)/.ready-dev ## the playbooks users run, in systemd containers
+	$(LAB) bootstrap
+	MOLECULE_GLOB='tests/molecule/*/molecule.yml' molecule -c tests/molecule/config.yml test --all
+
+integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
+	$(LAB) bootstrap
+	pytest tests/integration

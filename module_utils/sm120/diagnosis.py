@@ -1,0 +1,300 @@
+"""Find in a log of any size what went wrong first. The signatures are data (diagnosis_catalogue); this
+is the search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .redact import redact
+from .signature import CAPTURING, CAUSE, LOADING, POOLING, SERVING, WARNING, Signature
+
+MAX_LINE_BYTES = 16384
+SHOWN_CHARACTERS = 400
+TRACEBACK_LINES = 500
+REMEMBERED_LINES = 4096
+# A client's request that ended badly says nothing about the server's health.
+_ACCESS_LOG = b' HTTP/1.1" '
+
+_SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
+_FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
+_TRACEBACK = b"Traceback (most recent call last)"
+# "module.Class: text" or a bare class name; not "INFO: ..." and not a log line in brackets.
+_LAST_LINE = re.compile(rb"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL)[A-Za-z_][\w.]*(?::|\s*$)")
+# A refused argument ends a run before it has logged anything else.
+_START = re.compile(rb"server_args=ServerArgs\(|\.py: error: ")
+_STAGES = (
+    (b"Load weight begin", LOADING),
+    (b"Load weight end", POOLING),
+    (b"ready to roll", SERVING),
+)
+_CAPTURE = re.compile(rb"Capture .*begin")
+_FATAL_TRACEBACK = re.compile(
+    rb"Scheduler hit an exception|DetokenizerManager hit an exception|died|Initialization failed"
+)
+# Ends of a client or of an orderly stop; a traceback of these says nothing about the server.
+_ORDINARY_END = re.compile(
+    rb"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError|"
+    rb"ConnectionResetError|BrokenPipeError|starlette\.requests\.ClientDisconnect)\b"
+)
+
+
+@dataclass
+class Finding:
+    signature: str
+    role: str
+    layer: str
+    line: str
+    line_number: int
+    meaning: str
+    advice: str
+    fatal: bool
+    source: str
+    frame: str | None = None
+    count: int = 1
+    last_line_number: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class _Traceback:
+    begun: int
+    fatal: bool
+    frame: str | None = None
+    lines: int = 0
+
+
+@dataclass
+class _Start:
+    """What was found since the server was last started: an old crash must not pass for today's."""
+
+    known: Finding | None = None
+    unknown: Finding | None = None
+    unknown_fatal: Finding | None = None
+    fatal: Finding | None = None
+
+    def first_cause(self) -> Finding | None:
+        known, unknown = self.known, self.unknown_fatal
+        if known and unknown:
+            return unknown if unknown.line_number < known.line_number else known
+        return known or unknown or (self.unknown if self.fatal else None)
+
+
+@dataclass
+class Scanner:
+    """Feed it blocks of a log in order, then ask."""
+
+    signatures: Sequence[Signature]
+    triggers: Sequence[bytes]
+    source: str = "log"
+    secrets: tuple[str | None, ...] = ()
+    starts: int = 0
+    ready: bool = False
+    findings: dict[str, Finding] = field(default_factory=dict)
+    _start: _Start = field(default_factory=_Start)
+    _failed_start: _Start | None = None
+    _stage: str | None = None
+    _seen: dict[tuple[str | None, bytes], Signature | None] = field(default_factory=dict)
+    _tail: bytes = b""
+    _line_number: int = 0
+    _traceback: _Traceback | None = None
+
+    def feed(self, data: bytes) -> None:
+        data = self._tail + data
+        end = data.rfind(b"\n")
+        if end < 0:
+            # A line without an end must not grow in memory for ever.
+            self._tail = data[:MAX_LINE_BYTES] if len(data) > 4 * MAX_LINE_BYTES else data
+            return
+        self._tail = data[end + 1 :]
+        self._block(data[: end + 1])
+
+    def close(self) -> None:
+        """The log ends here, perhaps without a newline."""
+        if self._tail:
+            self._block(self._tail + b"\n")
+            self._tail = b""
+        self._traceback = None
+
+    @property
+    def first_cause(self) -> Finding | None:
+        current = self._start.first_cause()
+        if current is None and self._failed_start is not None and not self.ready:
+            return self._failed_start.first_cause()
+        return current
+
+    @property
+    def fatal(self) -> Finding | None:
+        """The first line since the last start that no server outlives."""
+        return self._start.fatal
+
+    def _block(self, block: bytes) -> None:
+        at, number = 0, self._line_number
+        for begin in self._interesting(block):
+            at, number = self._read_traceback(block, at, number)
+            if begin < at:
+                continue
+            number += block.count(b"\n", at, begin) + 1
+            end = block.find(b"\n", begin)
+            self._line(block[begin : min(end, begin + MAX_LINE_BYTES)], number)
+            at = end + 1
+        at, number = self._read_traceback(block, at, number)
+        self._line_number = number + block.count(b"\n", at)
+
+    def _interesting(self, block: bytes) -> list[int]:
+        """Where the lines with a trigger begin, in order."""
+        begins: set[int] = set()
+        for trigger in self.triggers:
+            at = block.find(trigger)
+            while at >= 0:
+                begins.add(block.rfind(b"\n", 0, at) + 1)
+                end = block.find(b"\n", at)
+                at = block.find(trigger, end) if end >= 0 else -1
+        return sorted(begins)
+
+    def _read_traceback(self, block: bytes, at: int, number: int) -> tuple[int, int]:
+        """While a traceback is open, every line counts, with or without a trigger."""
+        while self._traceback and at < len(block):
+            end = block.find(b"\n", at)
+            number += 1
+            self._traceback_line(block[at : min(end, at + MAX_LINE_BYTES)], number)
+            at = end + 1
+        return at, number
+
+    def _traceback_line(self, line: bytes, number: int) -> None:
+        current = self._traceback
+        if current is None:
+            return
+        current.lines += 1
+        if current.lines > TRACEBACK_LINES or _TRACEBACK in line:
+            # Too long to be one, or another process's that begins in the middle of it.
+            self._traceback = None
+            self._line(line, number)
+            return
+        bare = _SYSLOG_PREFIX.sub(b"", line)
+        frame = _FRAME.search(bare)
+        if frame:
+            path, at, name = (part.decode("utf-8", "replace") for part in frame.groups())
+            current.frame = f"{path}:{at} in {name}"
+        elif current.frame is not None and _LAST_LINE.match(bare):
+            self._traceback = None
+            if not self._match(line, number, current.frame) and not _ORDINARY_END.match(bare):
+                self._unknown(bare, number, current)
+        elif bare[:1] not in (b" ", b"\t", b""):
+            self._match(line, number, None)
+
+    def _line(self, line: bytes, number: int) -> None:
+        if _START.search(line):
+            self._begin()
+        self._note_stage(line)
+        self._match(line, number, None)
+        if _TRACEBACK in line:
+            self._traceback = _Traceback(number, bool(_FATAL_TRACEBACK.search(line)))
+
+    def _note_stage(self, line: bytes) -> None:
+        for mark, stage in _STAGES:
+            if mark in line:
+                self._stage = stage
+        if _CAPTURE.search(line):
+            self._stage = CAPTURING
+        if self._stage == SERVING:
+            self.ready = True
+
+    def _begin(self) -> None:
+        if self._start.first_cause() is not None:
+            self._failed_start = self._start
+        self._start = _Start()
+        self.starts += 1
+        self.ready = False
+        self._stage = None
+
+    def _known(self, bare: bytes) -> Signature | None:
+        """The signature of a line. A server repeats itself: what was looked up once is remembered."""
+        key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
+        if key not in self._seen:
+            if len(self._seen) >= REMEMBERED_LINES:
+                self._seen.clear()
+            self._seen[key] = next((one for one in self.signatures if one.matches(bare, self._stage)), None)
+        return self._seen[key]
+
+    def _match(self, line: bytes, number: int, frame: str | None) -> bool:
+        bare = _SYSLOG_PREFIX.sub(b"", line)
+        if _ACCESS_LOG in bare:
+            return False
+        signature = self._known(bare)
+        if signature is None:
+            return False
+        self._record(
+            Finding(
+                signature=signature.name,
+                role=signature.role,
+                layer=signature.layer,
+                line=self._shown(line),
+                line_number=number,
+                meaning=signature.meaning,
+                advice=signature.advice,
+                fatal=signature.fatal,
+                source=self.source,
+                frame=frame,
+            )
+        )
+        return True
+
+    def _unknown(self, line: bytes, number: int, traceback: _Traceback) -> None:
+        finding = Finding(
+            signature=f"unknown:{line.split(b':', 1)[0].decode('utf-8', 'replace')[:60]}",
+            role=CAUSE if traceback.fatal else WARNING,
+            layer="unknown",
+            line=self._shown(line),
+            line_number=number,
+            meaning="An exception that the catalogue does not know.",
+            advice=f"Read the log from line {traceback.begun} on; the last frame is {traceback.frame}.",
+            fatal=False,
+            source=self.source,
+            frame=traceback.frame,
+        )
+        if traceback.fatal:
+            self._start.unknown_fatal = self._start.unknown_fatal or finding
+        self._start.unknown = self._start.unknown or finding
+        self._keep(finding)
+
+    def _record(self, finding: Finding) -> None:
+        if finding.role == CAUSE:
+            self._start.known = self._start.known or finding
+        if finding.fatal:
+            self._start.fatal = self._start.fatal or finding
+        self._keep(finding)
+
+    def _keep(self, finding: Finding) -> None:
+        finding.last_line_number = finding.line_number
+        seen = self.findings.get(finding.signature)
+        if seen is None:
+            if len(self.findings) < 500:
+                self.findings[finding.signature] = finding
+            return
+        seen.count += 1
+        seen.last_line_number = finding.line_number
+
+    def _shown(self, line: bytes) -> str:
+        text = redact(line.decode("utf-8", "replace").strip(), self.secrets)
+        return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def scan(scanner: Scanner, blocks: Iterable[bytes]) -> Scanner:
+    """A whole log, block by block."""
+    for block in blocks:
+        scanner.feed(block)
+    scanner.close()
+    return scanner
+
+
+def first_cause(scanners: Iterable[Scanner]) -> Finding | None:
+    """Over several logs: a fault that the kernel saw explains what the server saw; otherwise the
+    server's own."""
+    causes = [cause for scanner in scanners if (cause := scanner.first_cause)]
+    hardware = [cause for cause in causes if cause.source == "kernel" and cause.fatal]
+    return hardware[0] if hardware else (causes[0] if causes else None)

@@ -1,0 +1,125 @@
+"""The cheap signs of a server's life: unit, processes, log. Looked at every second while slower
+questions wait."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .diagnosis_catalogue import server_scanner
+from .http import Address
+from .processes import Process, dead_children, listener_pid, stopped_children
+from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
+
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+FRESH_LOG_SECONDS = 120
+WORK_LINES = (b"Decode batch", b"Prefill batch")
+
+
+@dataclass
+class Signs:
+    """One look."""
+
+    unit: UnitState | None = None
+    pid: int | None = None
+    dead: list[Process] = field(default_factory=list)
+    stopped: list[Process] = field(default_factory=list)
+    restarted: bool = False
+
+    def evidence(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.unit is not None:
+            found["unit"] = {
+                "active": self.unit.active,
+                "sub": self.unit.sub,
+                "result": self.unit.result,
+                "exit_code": self.unit.exit_code,
+                "exit_status": self.unit.exit_status,
+                "main_pid": self.unit.main_pid,
+                "restarts": self.unit.restarts,
+            }
+        if self.pid:
+            found["process"] = {
+                "pid": self.pid,
+                "dead_children": [f"{p.name} (pid {p.pid})" for p in self.dead],
+                "stopped_children": [f"{p.name} (pid {p.pid})" for p in self.stopped],
+            }
+        return found
+
+
+class Watch:
+    """Looks at one server again and again. The log is read only when asked for: a healthy server's may
+    be large."""
+
+    def __init__(
+        self, address: Address, unit: str | None, log: Path | None, secrets: tuple[str | None, ...]
+    ) -> None:
+        self._address = address
+        self._unit = unit
+        self._log = log
+        self._secrets = secrets
+        self._follower: JournalFollower | FileFollower | None = FileFollower(log) if log else None
+        self._invocation = ""
+        self.scanner = server_scanner(secrets)
+        self.work_lines = 0
+        self.log_read = False
+
+    def look(self) -> Signs:
+        signs = Signs()
+        if self._unit:
+            signs.unit = unit_state(self._unit)
+            signs.pid = signs.unit.main_pid or None
+            signs.restarted = self._note_invocation(signs.unit.invocation)
+        elif self._address.host in LOCAL_HOSTS:
+            signs.pid = listener_pid(self._address.port)
+        if signs.pid:
+            signs.dead = dead_children(signs.pid)
+            signs.stopped = stopped_children(signs.pid)
+        return signs
+
+    def _note_invocation(self, invocation: str) -> bool:
+        """True when the unit was started anew since the first look: what ran before has ended."""
+        if not invocation:
+            return False
+        if not self._invocation:
+            self._invocation = invocation
+            if self._follower is None and self._unit:
+                self._follower = JournalFollower(self._unit, invocation)
+        return invocation != self._invocation
+
+    def read_log(self) -> None:
+        """Take in what was logged since the last call."""
+        if self._follower is None:
+            return
+        self.log_read = True
+        try:
+            for block in self._follower.read():
+                self.work_lines += sum(block.count(line) for line in WORK_LINES)
+                self.scanner.feed(block)
+        except (OSError, subprocess.SubprocessError):
+            # No journal here, or not ours to read: the other signs must do.
+            self._follower = None
+
+    def log_is_fresh(self) -> bool:
+        """A log file that was written to lately belongs to a server on its way."""
+        try:
+            return bool(self._log) and time.time() - self._log.stat().st_mtime < FRESH_LOG_SECONDS  # type: ignore[union-attr]
+        except OSError:
+            return False
+
+    def log_evidence(self) -> dict[str, Any]:
+        fatal = self.scanner.fatal
+        return {
+            "read": self.log_read,
+            "starts": self.scanner.starts,
+            "ready": self.scanner.ready,
+            "fatal_line": fatal.line if fatal else None,
+        }
+
+    def diagnosis(self) -> dict[str, Any] | None:
+        """The first cause in the log, as the answer shows it."""
+        cause = self.scanner.first_cause
+        return cause.as_dict() if cause else None

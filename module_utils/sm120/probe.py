@@ -1,0 +1,287 @@
+"""One probe from settings to report: environment, build, ranks, verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .probe_call import (
+    SOURCE,
+    FusionCall,
+    UnknownCall,
+    aot_lacks_sm120,
+    arch_list,
+    call_without_sglang,
+    nvcc_arch,
+    parse_call,
+)
+from .probe_cases import Case, matrix
+from .probe_report import BUILD_STAGES, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
+from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
+from .probe_watch import Failure, Watch
+
+FAULTS = (
+    "none",
+    "wrong_scale",
+    "missing_residual",
+    "garbage_row",
+    "unwritten_row",
+    "moving_error",
+    "absent_rank",
+    "crashed_rank",
+)
+GRAPH_MODES = ("auto",)
+
+
+@dataclass
+class Settings:
+    python: str
+    program: Path  # folder of the probe program
+    work: Path  # working folder and rendezvous, writable by the account
+    logs: Path  # not writable by the account: root opens the logs
+    account: Account
+    environment: dict[str, str]  # the server's own
+    ranks: int
+    stages: tuple[str, ...] = STAGES
+    hidden: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    capability: str = "12.0"
+    eps: float = 1e-6
+    seed: int = 1
+    fault: str = "none"
+    max_slowdown: float = 3.0
+    timeout_seconds: float = 5400
+    stage_limits: dict[str, float] = field(default_factory=dict)
+    step_factor: float = 1.0
+    rank_program: str = "rank.py"
+    worker_options: dict[str, Any] = field(default_factory=dict)
+
+
+class ProbeError(Exception):
+    """The probe cannot even start: what is wrong and what to do."""
+
+
+def environment_facts(settings: Settings) -> dict[str, Any]:
+    """Versions and folders of the venv, asked for by the service user itself."""
+    try:
+        done = subprocess.run(
+            [settings.python, str(settings.program / "facts.py")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=settings.work,
+            env=settings.environment,
+            **settings.account.process_options(),
+        )
+    except OSError as error:
+        raise ProbeError(
+            f"{settings.python} cannot be run: {error.strerror}. Run playbooks/runtime.yml first"
+        ) from None
+    if done.returncode:
+        raise ProbeError(
+            f"{settings.python} ended with {done.returncode} as {settings.account.name}: {done.stderr[-600:]}"
+        )
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def fusion_call(facts: Mapping[str, Any]) -> FusionCall:
+    packages = facts["packages"]
+    if "flashinfer-python" not in packages:
+        raise ProbeError(
+            "flashinfer-python is not installed in this environment. Run playbooks/runtime.yml first"
+        )
+    root = packages.get("sglang", {}).get("root", "")
+    if not root:
+        return call_without_sglang(packages["flashinfer-python"]["version"])
+    source = Path(root) / SOURCE
+    try:
+        return parse_call(source.read_text(encoding="utf-8"))
+    except (OSError, UnknownCall) as error:
+        raise ProbeError(
+            f"cannot tell how SGLang {packages['sglang']['version']} calls the fused all-reduce "
+            f"({source}): {error}"
+        ) from None
+
+
+def cases_of(settings: Settings) -> list[Case]:
+    cases = matrix("eager", settings.ranks, settings.hidden, settings.tokens, settings.dtypes, settings.modes)
+    return cases + matrix(
+        "graph", settings.ranks, settings.hidden, settings.tokens, settings.dtypes[:1], GRAPH_MODES
+    )
+
+
+def key_of(
+    settings: Settings, facts: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], digest: str
+) -> str:
+    """A verdict holds for exactly this: packages, gates, driver, cards, program, and what was asked."""
+    program = hashlib.sha256()
+    for path in sorted(settings.program.rglob("*.py")):
+        program.update(path.name.encode() + path.read_bytes())
+    parts = {
+        "facts": facts,
+        "gates": digest,
+        "gpus": [[gpu["uuid"], gpu["driver"]] for gpu in gpus],
+        "program": program.hexdigest(),
+        "environment": settings.environment,
+        "asked": [
+            settings.ranks,
+            settings.stages,
+            settings.hidden,
+            settings.tokens,
+            settings.dtypes,
+            settings.modes,
+        ],
+        "more": [settings.eps, settings.capability, settings.max_slowdown, settings.account.name],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class Probe:
+    def __init__(self, settings: Settings, facts: Mapping[str, Any], announce: Callable[[str], None]) -> None:
+        self.settings, self.facts, self.announce = settings, facts, announce
+        self.call = fusion_call(facts)
+        self.stages = {name: Stage(name, detail="not asked for") for name in STAGES}
+        self.wanted = settings.stages
+        self.failures: list[Failure] = []
+        self.groups: list[dict[str, Any]] = []
+        self.cases: list[dict[str, Any]] = []
+        self.speed: list[dict[str, Any]] = []
+        self.speed_summary: dict[str, Any] = {}
+        self.memory_held: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        began, settings = time.time(), self.settings
+        gpus = gpu_table(settings.environment)
+        build = [name for name in BUILD_STAGES if name in settings.stages]
+        compute = [name for name in STAGES if name in settings.stages and name not in BUILD_STAGES]
+        if build:
+            self._build(build, bool(gpus))
+        if compute and not self.failures:
+            if len(gpus) < settings.ranks and settings.rank_program == "rank.py":
+                self._no_gpus(compute, len(gpus))
+            else:
+                self._compute(compute, gpus)
+        first = self.failures[0] if self.failures else None
+        for stage in self.stages.values():
+            if first and stage.status == "not_run" and stage.name in settings.stages:
+                stage.detail = f"stage {first.stage} failed before"
+        return {
+            "verdict": verdict(self.stages.values(), self.wanted),
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+            "seconds": round(time.time() - began, 1),
+            "ranks": settings.ranks,
+            "fault": settings.fault,
+            "failure": None
+            if first is None
+            else {**vars(first), "next": next_step(first.stage, first.cause)},
+            "stages": [stage.as_dict() for stage in self.stages.values()],
+            "call": self.call.as_dict(),
+            "cases": self.cases,
+            "speed": {"rows": self.speed, **self.speed_summary},
+            "gpus": gpus,
+            "environment": self.facts,
+            "processes": self.groups,
+            "memory_held": self.memory_held,
+        }
+
+    def _no_gpus(self, compute: Sequence[str], found: int) -> None:
+        """Said, never passed: the ranks of a probe are real GPUs."""
+        for name in compute:
+            self.stages[name].detail = f"{found} GPUs on this host, {self.settings.ranks} wanted"
+        if not found:
+            self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
+        else:
+            text = (
+                f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: "
+                "set fusion_probe_ranks to the server's tensor parallel size"
+            )
+            self.failures.append(Failure(compute[0], "ranks", text))
+            self.stages[compute[0]].status = "failed"
+
+    def _build(self, stages: Sequence[str], has_gpus: bool) -> None:
+        settings, flashinfer = self.settings, self.facts["packages"]["flashinfer-python"]["version"]
+        wanted = arch_list(settings.capability, flashinfer)
+        environment = dict(settings.environment)
+        if not has_gpus:
+            environment.setdefault("FLASHINFER_CUDA_ARCH_LIST", wanted)
+        entries = environment.get("FLASHINFER_CUDA_ARCH_LIST", wanted).split()
+        config = {
+            "stages": list(stages),
+            "architectures": [nvcc_arch(entry) for entry in entries],
+            "refuse_aot": aot_lacks_sm120(settings.capability, flashinfer),
+        }
+        watch = Watch(1, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
+        self._group("build.py", 1, config, environment, watch, "build")
+
+    def _compute(self, stages: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> None:
+        settings = self.settings
+        rendezvous = settings.work / "rendezvous"
+        rendezvous.unlink(missing_ok=True)  # a file store that another run left would pair us with its ranks
+        config = {
+            "ranks": settings.ranks,
+            "stages": list(stages),
+            "rendezvous": f"file://{rendezvous}",
+            "call": self.call.as_dict(),
+            "cases": [case.as_dict() for case in cases_of(settings)],
+            "hidden": list(settings.hidden),
+            "tokens": list(settings.tokens),
+            "eps": settings.eps,
+            "seed": settings.seed,
+            "fault": settings.fault,
+            **settings.worker_options,
+        }
+        watch = Watch(settings.ranks, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
+        self._group(settings.rank_program, settings.ranks, config, settings.environment, watch, "compute")
+        self.cases = watch.cases()
+        self.speed = speed_rows(watch.speed())
+        self.speed_summary = speed_summary(self.speed, settings.max_slowdown)
+        stage = self.stages.get("speed")
+        if stage and stage.status == "passed" and self.speed_summary["too_slow"]:
+            stage.status, stage.detail = "failed", self.speed_summary["too_slow"][0]
+            self.failures.append(Failure("speed", "slow", stage.detail))
+        wait = MEMORY_WAIT_SECONDS if gpus else 0.0
+        self.memory_held = wait_memory_free(gpus, lambda: gpu_table(settings.environment), wait)
+        if self.memory_held:
+            text = f"GPU memory is not free again: {'; '.join(self.memory_held)}"
+            self.failures.append(Failure(stages[-1], "memory", text))
+
+    def _group(
+        self,
+        program: str,
+        ranks: int,
+        config: Mapping[str, Any],
+        environment: Mapping[str, str],
+        watch: Watch,
+        name: str,
+    ) -> None:
+        settings = self.settings
+        job = Job(
+            name,
+            (settings.python, "-u", str(settings.program / program)),
+            ranks,
+            config,
+            environment,
+            settings.account,
+            settings.work,
+            settings.logs,
+            settings.timeout_seconds,
+        )
+        found = run_group(job, watch, self.announce)
+        self.groups.append(found)
+        self.stages.update(watch.stages)
+        first = watch.first_failure()
+        if first is not None:
+            self.failures += [first, *(failure for failure in watch.failures if failure is not first)]
+        if found["pids_left"]:
+            text = f"processes {found['pids_left']} did not end after SIGKILL: see dmesg"
+            self.failures.append(Failure(next(iter(watch.stages)), "hang", text))

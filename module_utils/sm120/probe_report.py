@@ -1,0 +1,119 @@
+"""The report of a probe: stages, cases over all ranks, speed table, verdict and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
+BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
+
+NEXT = {
+    "toolchain": "Give the service user a whole toolkit: ansible-playbook playbooks/probe.yml --tags cuda",
+    "gate_closed": "Open the gates, all layers at once: ansible-playbook playbooks/gates.yml",
+    "no_architecture": "Give it nvcc 12.9 or newer (cuda_toolkit_method, cuda_toolkit_path)",
+    "aot": "Remove flashinfer-jit-cache from the environment, then run playbooks/probe.yml again",
+    "memory": "Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then probe again",
+    "preflight": "See gate fusion.multicast_preflight and free memory: ansible-playbook playbooks/audit.yml",
+    "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
+    "ACS and IOMMU on the path, and `options nvidia_uvm uvm_disable_hmm=1`. If the probe gets past it with "
+    "NCCL_P2P_DISABLE=1 in fusion_probe_environment, P2P it is; fusion needs P2P, so it stays off",
+    "wrong": "Do not serve with fusion on this host: leave it off, or ansible-playbook playbooks/revert.yml",
+    "hang": "Do not serve with fusion on this host. See the end of each rank's log, and `dmesg` for Xid",
+    "slow": "Fusion would slow this host down: leave sglang_server_allreduce_fusion off",
+    "other": "Read the evidence file and the logs that it names",
+}
+
+
+@dataclass
+class Stage:
+    name: str
+    status: str = "not_run"  # passed / failed / not_run
+    seconds: float = 0.0
+    detail: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "status": self.status,
+            "seconds": round(self.seconds, 2),
+            "detail": self.detail,
+            "facts": self.facts,
+        }
+
+
+def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One case as all ranks saw it: the worst figure of each, and every rank's problems by name."""
+    worst = {
+        key: max(float(found[key]) for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
+    }
+    problems = [f"rank {rank}: {text}" for rank in sorted(by_rank) for text in by_rank[rank]["problems"]]
+    return {**worst, "ok": not problems, "problems": problems[:8]}
+
+
+def merge_speed(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """A collective is as slow as its slowest rank."""
+    ways = next(iter(by_rank.values()))
+    return {way: max(found[way] for found in by_rank.values()) for way in ways}
+
+
+def speed_rows(measured: Mapping[tuple[int, int], Mapping[str, float]]) -> list[dict[str, Any]]:
+    rows = []
+    for (hidden, tokens), microseconds in sorted(measured.items()):
+        row: dict[str, Any] = {"hidden": hidden, "tokens": tokens}
+        row.update({f"{way}_microseconds": round(value, 2) for way, value in microseconds.items()})
+        row["ratio"] = round(microseconds["unfused"] / microseconds["fused"], 3)
+        rows.append(row)
+    return rows
+
+
+def loses_from(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Smallest token count from which fusion is slower at every measured size; None where there is none."""
+    first = None
+    for row in sorted(rows, key=lambda row: int(row["tokens"]), reverse=True):
+        if row["ratio"] >= 1:
+            break
+        first = int(row["tokens"])
+    return first
+
+
+def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dict[str, Any]:
+    """Too slow: fusion wins nowhere, or somewhere it is `max_slowdown` times slower (bad synchronisation)."""
+    by_hidden: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_hidden.setdefault(int(row["hidden"]), []).append(row)
+    too_slow = [
+        f"hidden={row['hidden']} tokens={row['tokens']}: {row['fused_microseconds']} us fused, "
+        f"{row['unfused_microseconds']} us unfused"
+        for row in rows
+        if row["ratio"] * max_slowdown < 1
+    ]
+    if rows and all(row["ratio"] < 1 for row in rows):
+        too_slow.insert(0, "fusion is slower at every measured size")
+    return {
+        "loses_from_tokens": {str(hidden): loses_from(found) for hidden, found in by_hidden.items()},
+        "slower_at": [f"{row['hidden']}x{row['tokens']}" for row in rows if row["ratio"] < 1],
+        "too_slow": too_slow,
+    }
+
+
+def next_step(stage: str, cause: str) -> str:
+    if stage == "nccl":
+        return NEXT["p2p"]
+    return NEXT.get(
+        {"wrong_numbers": "wrong", "time_limit": "hang", "crash": "hang"}.get(cause, cause), NEXT["other"]
+    )
+
+
+def verdict(stages: Iterable[Stage], wanted: Sequence[str]) -> str:
+    """passed: every stage there is passed. compiled: the build passed and nothing else was asked for."""
+    state = {stage.name: stage.status for stage in stages}
+    if any(status == "failed" for status in state.values()):
+        return "failed"
+    if all(state.get(name) == "passed" for name in STAGES):
+        return "passed"
+    if all(state.get(name) == "passed" for name in BUILD_STAGES) and not set(wanted) - set(BUILD_STAGES):
+        return "compiled"
+    return "incomplete"

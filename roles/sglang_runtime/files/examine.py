@@ -1,0 +1,43 @@
+"""Tell what a venv holds against what is wanted, without starting the venv's Python.
+
+Standard input of python3: no file is left on the target. Arguments: venv, {distribution: version} as JSON.
+Prints JSON: python (this interpreter's version), venv_module (can make a venv), exists, site_packages, versions
+(all that is installed), wrong ({distribution: found or null} for what is not as wanted), free_mib.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+
+def normal(name: str) -> str:
+    """The normalised name of PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+venv, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+folders = sorted(venv.glob("lib/python3.*/site-packages"))
+versions = {
+    normal(found.name): found.version
+    for found in importlib.metadata.distributions(path=[str(folder) for folder in folders])
+    if found.name
+}
+existing = next(folder for folder in (venv, *venv.parents) if folder.is_dir())
+wrong = {name: versions.get(normal(name)) for name in wanted if versions.get(normal(name)) != wanted[name]}
+print(
+    json.dumps(
+        {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "venv_module": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+            "exists": (venv / "bin/python").exists(),
+            "site_packages": str(folders[-1]) if folders else None,
+            "versions": versions,
+            "wrong": wrong,
+            "free_mib": shutil.disk_usage(existing).free // 2**20,
+        }
+    )
+)

@@ -1,0 +1,51 @@
+"""Stop units and wait until their processes hold no GPU memory.
+
+Standard input of python3. Arguments: the units as JSON, seconds that a unit may take to end. Prints the units that
+were running as JSON. Ends with exit 1 and a sentence when a unit's processes still hold GPU memory afterwards.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+GPU_RELEASE_SECONDS = 60
+
+
+def systemctl(*arguments):
+    return subprocess.run(["systemctl", *arguments], capture_output=True, text=True).stdout.strip()
+
+
+def processes(unit):
+    """The process ids in the unit's control group."""
+    group = systemctl("show", "-P", "ControlGroup", unit)
+    roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
+    files = [path for root in roots if group for path in Path(root + group).glob("**/cgroup.procs")]
+    return {int(line) for path in files for line in path.read_text().split()}
+
+
+def on_gpu():
+    """The process ids that nvidia-smi sees computing; none where there is no nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return set()
+    query = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True).stdout
+    return {int(line) for line in answer.split() if line.isdigit()}
+
+
+units, timeout = json.loads(sys.argv[1]), int(sys.argv[2])
+running = [unit for unit in units if systemctl("is-active", unit) not in ("inactive", "failed")]
+ours = set().union(*(processes(unit) for unit in running))
+if running:
+    subprocess.run(["systemctl", "stop", *running], check=True, timeout=timeout + 60)
+end = time.monotonic() + GPU_RELEASE_SECONDS
+while held := ours & on_gpu():
+    if time.monotonic() > end:
+        sys.exit(
+            f"Wanted: GPU memory free after stopping {', '.join(running)}. Found: processes {sorted(held)} still "
+            f"hold it after {GPU_RELEASE_SECONDS} s. Look at: nvidia-smi; dmesg | grep -i xid"
+        )
+    time.sleep(1)
+print(json.dumps(running))

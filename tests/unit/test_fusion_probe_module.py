@@ -1,0 +1,187 @@
+"""The module round a stand-in program: verdicts, re-use, check mode, messages, and its papers."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fusion_probe
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RunModule = Callable[..., tuple[int, dict[str, Any]]]
+
+FACTS = """
+import json
+packages = {"flashinfer-python": {"version": "0.6.12", "root": "/nowhere/flashinfer"}}
+print(json.dumps({"python": "3.11", "executable": "python", "packages": packages}))
+"""
+BUILD = """
+import json, os, sys
+from pathlib import Path
+config = json.load(sys.stdin)
+say = lambda **k: print(json.dumps(k), flush=True)
+home = Path(os.environ["HOME"])
+with (home / "runs").open("a") as sink:
+    sink.write("run\\n")
+(home / "config").write_text(json.dumps(config))
+say(t="begin", stage="toolchain")
+say(t="end", stage="toolchain", nvcc="13.0")
+say(t="begin", stage="jit")
+if (home / "closed").exists():
+    say(t="fail", stage="jit", cause="gate_closed", text="gate fusion.jit is closed")
+    sys.exit(3)
+(home / "library.so").write_text("built")
+say(t="end", stage="jit", library=str(home / "library.so"))
+say(t="done")
+"""
+
+
+@pytest.fixture
+def probe(tmp_path: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no nvidia-smi of a developer's machine
+    (tmp_path / "home").mkdir()
+
+    def run(**given: Any) -> tuple[int, dict[str, Any]]:
+        check = given.pop("check", False)
+        args = {
+            "python": sys.executable,
+            "user": getpass.getuser(),
+            "program": {"facts.py": FACTS, "build.py": BUILD},
+            "program_dir": str(tmp_path / "program"),
+            "evidence_dir": str(tmp_path / "evidence"),
+            "environment": {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"},
+            **given,
+        }
+        return run_module(fusion_probe.main, check=check, **args)
+
+    return run
+
+
+def runs(folder: Path) -> int:
+    path = folder / "home" / "runs"
+    return path.read_text().count("run") if path.exists() else 0
+
+
+def test_without_gpus_the_build_runs_and_the_rest_is_not_run(
+    probe: Callable[..., Any], tmp_path: Path
+) -> None:
+    code, answer = probe()
+    assert (code, answer["verdict"], answer["changed"]) == (0, "compiled", True)
+    status = {stage["name"]: stage["status"] for stage in answer["stages"]}
+    assert [name for name, found in status.items() if found == "passed"] == ["toolchain", "jit"]
+    assert {status[name] for name in ("nccl", "workspace", "numbers", "graph", "speed")} == {"not_run"}
+    assert json.loads((tmp_path / "home" / "config").read_text())["architectures"] == ["120f"]
+    assert json.loads(Path(answer["evidence"]).read_text())["verdict"] == "compiled"
+    assert "stage jit passed" in (tmp_path / "evidence" / "progress.log").read_text()
+
+
+def test_a_good_verdict_is_used_again_until_something_differs(
+    probe: Callable[..., Any], tmp_path: Path
+) -> None:
+    probe()
+    code, again = probe()
+    assert (code, again["changed"], again["reused"], runs(tmp_path)) == (0, False, True, 1)
+    assert probe(check=True)[1]["changed"] is False
+    assert probe(gates_digest="other")[1]["reused"] is False
+    assert probe(gates_digest="other", reuse=False)[1]["reused"] is False
+    assert runs(tmp_path) == 3
+    (tmp_path / "home" / "library.so").unlink()  # a purge of the cache
+    assert probe(gates_digest="other")[1]["reused"] is False
+
+
+def test_a_run_with_a_fault_is_no_verdict_and_replaces_none(probe: Callable[..., Any]) -> None:
+    probe(fault="wrong_scale")
+    assert probe(fault="wrong_scale")[1]["reused"] is False
+    assert probe()[1]["reused"] is False
+    probe(fault="wrong_scale")
+    assert probe()[1]["reused"] is True
+
+
+def test_a_failure_names_stage_cause_next_step_and_evidence(
+    probe: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "home" / "closed").touch()
+    code, answer = probe()
+    assert (code, answer["verdict"]) == (1, "failed")
+    assert (answer["failure"]["stage"], answer["failure"]["cause"]) == ("jit", "gate_closed")
+    assert "fusion.jit" in answer["msg"]
+    assert "playbooks/gates.yml" in answer["msg"]
+    assert answer["evidence"] in answer["msg"]
+    assert json.loads(Path(answer["evidence"]).read_text())["failure"]["cause"] == "gate_closed"
+    (tmp_path / "home" / "closed").unlink()
+    code, answer = probe()
+    assert (code, answer["verdict"], answer["reused"]) == (0, "compiled", False)
+
+
+def test_check_mode_runs_and_writes_nothing(probe: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "facts.py").write_text(FACTS)
+    code, answer = probe(check=True)
+    assert (code, answer["changed"], runs(tmp_path)) == (0, True, 0)
+    assert not (tmp_path / "evidence").exists()
+    assert {stage["status"] for stage in answer["stages"]} == {"not_run"}
+
+
+def test_the_program_folder_holds_exactly_the_program(probe: Callable[..., Any], tmp_path: Path) -> None:
+    stale = tmp_path / "program" / "sm120" / "old.py"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("old")
+    probe()
+    found = {str(path.relative_to(tmp_path / "program")) for path in (tmp_path / "program").rglob("*")}
+    assert found == {"facts.py", "build.py"}
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"user": "nobody-of-this-name"}, "no user"),
+        ({"python": "/nowhere/bin/python"}, "playbooks/runtime.yml"),
+        ({"program": {"facts.py": "raise SystemExit(4)"}}, "ended with 4"),
+        ({"program": {"facts.py": "print('{\"packages\": {}}')"}}, "flashinfer-python is not installed"),
+    ],
+)
+def test_what_cannot_start_says_why(probe: Callable[..., Any], given: dict[str, Any], word: str) -> None:
+    code, answer = probe(**given)
+    assert code == 1
+    assert word in answer["msg"]
+
+
+def test_documentation_and_argument_spec_agree() -> None:
+    documented = yaml.safe_load(fusion_probe.DOCUMENTATION)["options"]
+    spec = fusion_probe.argument_spec()
+    assert set(documented) == set(spec)
+    for name, option in spec.items():
+        for key in ("type", "default", "choices", "elements", "required"):
+            assert documented[name].get(key) == option.get(key), (name, key)
+    assert all(tasks for tasks in yaml.safe_load(fusion_probe.EXAMPLES))
+    assert set(yaml.safe_load(fusion_probe.RETURN)) >= {"stages", "cases", "speed", "verdict"}
+
+
+@pytest.mark.parametrize("role", ["fusion_probe", "cuda_toolkit"])
+def test_role_defaults_and_specs_agree(role: str) -> None:
+    defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text())
+    entries = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())
+    options = entries["argument_specs"]["main"]["options"]
+    assert {name: option["default"] for name, option in options.items()} == defaults
+    assert all(name.startswith(role + "_") for name in defaults)
+
+
+def test_the_role_hands_on_the_modules_own_defaults() -> None:
+    defaults = yaml.safe_load((ROOT / "roles" / "fusion_probe" / "defaults" / "main.yml").read_text())
+    for name in (
+        "stages",
+        "hidden",
+        "tokens",
+        "dtypes",
+        "modes",
+        "capability",
+        "max_slowdown",
+        "timeout_seconds",
+    ):
+        assert defaults[f"fusion_probe_{name}"] == fusion_probe.argument_spec()[name]["default"], name

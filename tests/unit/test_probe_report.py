@@ -1,0 +1,99 @@
+"""Verdicts, the speed table, and a next step for every failure."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from ansible.module_utils.sm120.probe_report import (
+    BUILD_STAGES,
+    NEXT,
+    STAGES,
+    Stage,
+    loses_from,
+    merge_case,
+    next_step,
+    speed_rows,
+    speed_summary,
+    verdict,
+)
+
+
+def stages(**status: str) -> list[Stage]:
+    return [Stage(name, status.get(name, "passed")) for name in STAGES]
+
+
+def test_passed_needs_every_stage() -> None:
+    assert verdict(stages(), STAGES) == "passed"
+    for name in STAGES:
+        assert verdict(stages(**{name: "not_run"}), STAGES) == "incomplete"
+        assert verdict(stages(**{name: "failed"}), STAGES) == "failed"
+
+
+def test_a_build_alone_is_compiled_never_passed() -> None:
+    rest = {name: "not_run" for name in STAGES if name not in BUILD_STAGES}
+    assert verdict(stages(**rest), BUILD_STAGES) == "compiled"
+    assert verdict(stages(**rest, jit="not_run"), BUILD_STAGES) == "incomplete"
+    assert verdict(stages(**rest), ("toolchain", "jit", "nccl")) == "incomplete"
+
+
+def rows(**ratios: float) -> list[dict[str, object]]:
+    return [{"hidden": 6144, "tokens": int(t[1:]), "ratio": r} for t, r in ratios.items()]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "tokens"),
+    [
+        ({"t1": 3.0, "t64": 1.2, "t2048": 1.0}, None),
+        ({"t1": 3.0, "t64": 0.9, "t2048": 0.8}, 64),
+        ({"t1": 0.9, "t64": 1.1, "t2048": 0.8}, 2048),
+        ({"t1": 0.9, "t64": 0.9, "t2048": 1.8}, None),
+        ({"t1": 0.5}, 1),
+    ],
+)
+def test_the_size_from_which_fusion_loses(ratios: dict[str, float], tokens: int | None) -> None:
+    assert loses_from(rows(**ratios)) == tokens
+
+
+def measured(fused: float, unfused: float, tokens: int = 8) -> dict[tuple[int, int], dict[str, float]]:
+    return {(6144, tokens): {"fused": fused, "unfused": unfused}}
+
+
+def test_ratio_is_unfused_to_fused() -> None:
+    assert speed_rows(measured(5.0, 15.0))[0] == {
+        "hidden": 6144,
+        "tokens": 8,
+        "fused_microseconds": 5.0,
+        "unfused_microseconds": 15.0,
+        "ratio": 3.0,
+    }
+
+
+def test_slower_somewhere_is_told_and_slower_everywhere_fails() -> None:
+    mixed = speed_rows({**measured(5, 15), **measured(20, 10, 2048)})
+    assert speed_summary(mixed, 3.0)["too_slow"] == []
+    assert speed_summary(mixed, 3.0)["slower_at"] == ["6144x2048"]
+    assert speed_summary(mixed, 3.0)["loses_from_tokens"] == {"6144": 2048}
+    assert len(speed_summary(mixed, 1.9)["too_slow"]) == 1
+    assert len(speed_summary(speed_rows(measured(11, 10)), 3.0)["too_slow"]) == 1
+    assert speed_summary([], 3.0)["too_slow"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_case_has_the_worst_figure_of_all_ranks(ranks: int) -> None:
+    found = {
+        rank: {"worst": rank / 10, "rms": 1 - rank / 10, "bias": 0.0, "error": 0.001, "problems": []}
+        for rank in range(ranks)
+    }
+    merged = merge_case(found)
+    assert (merged["worst"], merged["rms"], merged["ok"]) == ((ranks - 1) / 10, 1.0, True)
+
+
+def test_every_failure_has_a_next_step_and_a_silent_nccl_is_p2p() -> None:
+    causes = ["hang", "time_limit", "crash", "wrong_numbers", "slow", "gate_closed", "exception", "memory"]
+    for stage, cause in itertools.product(STAGES, causes):
+        assert next_step(stage, cause) in NEXT.values()
+    assert next_step("nccl", "hang") == NEXT["p2p"]
+    assert "NCCL_P2P_DISABLE=1" in NEXT["p2p"]
+    assert next_step("numbers", "hang") == NEXT["hang"]
+    assert next_step("numbers", "wrong_numbers") == NEXT["wrong"]
