@@ -34,6 +34,8 @@ options:
     description:
       - Log file of the server on this host, where it does not log to the journal. Used instead of the
         journal.
+      - Of a file with several runs the last start counts. Where the unit logs to the journal, the unit's
+        present run is told apart exactly.
     type: path
   wait:
     description: Ask until the server is healthy, degraded or crashed, or O(timeout_seconds) is over.
@@ -63,9 +65,8 @@ options:
     default: The capital of France is
   text_check:
     description:
-      - V(strict) - the count, an empty text, one token repeated, replacement characters, log probabilities
-        that are no
-        numbers.
+      - V(strict) - the count, an empty text, one token repeated, replacement characters, log
+        probabilities that are no numbers.
       - V(count) - the count and the log probabilities only. For a dummy model with random weights, whose
         text means
         nothing.

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Systemd containers that stand in for GPU hosts: the demo and every test that needs a machine use these.
 
-A lab host is a Debian container that boots systemd and is reached over ssh, exactly as a real host is. Nothing
-is pulled from a registry: the base image is made here with mmdebstrap. State lives in .cache/lab; the ssh key,
-the host key and known_hosts are made there, so that host keys are checked as on real hosts.
+A lab host is a Debian container that boots systemd and is reached over ssh, exactly as a real host is. Nothing is
+pulled from a registry: the base image is made here with mmdebstrap. State lives in .cache/lab; the ssh key, the host
+key and known_hosts are made there, so that host keys are checked as on real hosts. A container's name carries a hash
+of this checkout's path: two checkouts do not meet.
 
 Environment:
-  SM120_LAB_ENGINE   podman | docker (default: podman, docker if that is what there is)
+  SM120_LAB_ENGINE   podman | docker (default: podman)
   SM120_LAB_IMAGE    an image to use instead of the one made here (needs systemd, sshd, python3)
   SM120_LAB_SUITE    Debian release of the image made here (default: bookworm)
 """
@@ -30,22 +31,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / ".cache" / "lab"
+ENGINE = os.environ.get("SM120_LAB_ENGINE", "podman")
 SUITE = os.environ.get("SM120_LAB_SUITE", "bookworm")
-PREFIX = "sm120-lab-"  # only containers and images of this name are ever touched
-PACKAGES = [
-    "systemd",
-    "systemd-sysv",
-    "dbus",
-    "openssh-server",
-    "sudo",
-    "python3",
-    "python3-venv",
-    "python3-apt",
-    "iproute2",
-    "ca-certificates",
-    "procps",
-]
-TOOLS = {"podman": "podman runc netavark", "mmdebstrap": "mmdebstrap debian-archive-keyring"}
+CHECKOUT = hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
+PACKAGES = (
+    "systemd systemd-sysv dbus openssh-server sudo python3 python3-venv python3-apt iproute2 ca-certificates procps"
+).split()
+TOOLS = {
+    "podman": "podman runc netavark",
+    "mmdebstrap": "mmdebstrap debian-archive-keyring",
+    "ssh-keygen": "openssh-client",
+    "shellcheck": "shellcheck",
+}
+# pip's settings that decide where packages come from and whether the way there is trusted.
+PIP_SETTINGS = (
+    "index-url extra-index-url find-links no-index cert trusted-host constraint timeout proxy".split()
+)
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 BOOT_TIMEOUT_SECONDS = 60
 
@@ -62,45 +63,41 @@ def root_prefix() -> list[str]:
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
-        raise LabError(
-            "the lab needs root to make images and start systemd containers: run as root or install sudo"
-        )
+        raise LabError("wanted: root, or sudo, to make images and start systemd containers; found: neither")
     return ["sudo"]
 
 
-def call(*argv: str, quiet: bool = True, as_root: bool = False, stdin: str | None = None) -> str:
-    """Run a program, return its output; on failure show what it said."""
+def call(*argv: str, as_root: bool = False, stdin: bytes | None = None) -> str:
+    """Run a program and return its output; on failure show what it said."""
     command = [*(root_prefix() if as_root else []), *argv]
-    done = subprocess.run(
-        command,
-        input=stdin,
-        text=True,
-        stdout=subprocess.PIPE if quiet else None,
-        stderr=subprocess.PIPE if quiet else None,
-    )
+    done = subprocess.run(command, input=stdin, capture_output=True)
     if done.returncode:
-        raise LabError(
-            f"failed ({done.returncode}): {' '.join(argv)}\n{done.stdout or ''}{done.stderr or ''}".rstrip()
-        )
-    return done.stdout or ""
+        said = (done.stdout + done.stderr).decode(errors="replace").rstrip()
+        raise LabError(f"failed ({done.returncode}): {' '.join(argv)}\n{said}")
+    return done.stdout.decode()
+
+
+def succeeds(*argv: str) -> bool:
+    return subprocess.run(argv, capture_output=True).returncode == 0
 
 
 @functools.cache
 def engine_argv() -> tuple[str, ...]:
-    """The container engine with the settings that it needs on this machine."""
-    wanted = os.environ.get("SM120_LAB_ENGINE", "")
-    engine = wanted or next((name for name in ("podman", "docker") if shutil.which(name)), "podman")
-    if engine not in ("podman", "docker"):
-        raise LabError(f"SM120_LAB_ENGINE: wanted podman or docker, found {engine!r}")
-    if engine == "docker":
+    """The container engine, with the settings that it needs on this machine."""
+    if ENGINE == "docker":
         return (*root_prefix(), "docker")
+    if ENGINE != "podman":
+        raise LabError(f"SM120_LAB_ENGINE: wanted podman or docker, found {ENGINE!r}")
     STATE.mkdir(parents=True, exist_ok=True)
     # Where nobody may raise limits, podman's defaults start nothing. What is asked for here is what this process
     # has, and of processes no more than podman leaves itself.
-    hard = {name: resource.getrlimit(kind)[1] for name, kind in LIMITS.items()}
-    asked = {"nofile": hard["nofile"], "nproc": min(hard["nproc"] % 2**63, 32768)}
-    ulimits = ", ".join(f'"{name}={value}:{value}"' for name, value in asked.items() if value > 0)
-    lines = ["[containers]", f"default_ulimits = [{ulimits}]", "[engine]"]
+    hard = {name: resource.getrlimit(kind)[1] % 2**63 for name, kind in LIMITS.items()}
+    asked = {"nofile": min(hard["nofile"], 1048576), "nproc": min(hard["nproc"], 32768)}
+    lines = [
+        "[containers]",
+        "default_ulimits = [" + ", ".join(f'"{name}={value}:{value}"' for name, value in asked.items()) + "]",
+        "[engine]",
+    ]
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
         lines.append('runtime = "runc"')  # crun refuses hybrid cgroups
     conf = STATE / "containers.conf"
@@ -108,40 +105,28 @@ def engine_argv() -> tuple[str, ...]:
     return (*root_prefix(), "env", f"CONTAINERS_CONF={conf}", "podman")
 
 
-def engine(*argv: str, **options: bool | str | None) -> str:
-    return call(*engine_argv(), *argv, **options)  # type: ignore[arg-type]
+def engine(*argv: str, stdin: bytes | None = None) -> str:
+    return call(*engine_argv(), *argv, stdin=stdin)
 
 
 def bootstrap() -> None:
-    """Install the programs the lab needs, or say which are missing."""
-    wanted = os.environ.get("SM120_LAB_ENGINE", "podman")
-    missing = [
-        name for name in TOOLS if shutil.which(name) is None and not (name == "podman" and wanted == "docker")
-    ]
+    """Install the programs that the lab needs, or say which are missing."""
+    missing = [name for name in TOOLS if not shutil.which(name) and (name != "podman" or ENGINE == "podman")]
     if not missing:
         return
-    packages = " ".join(TOOLS[name] for name in missing)
     if shutil.which("apt-get") is None:
         raise LabError(
-            f"wanted: {', '.join(missing)}; found: neither them nor apt-get. Install them, then run this again."
+            f"wanted: {', '.join(missing)}; found: neither them nor apt-get. Install them and try again."
         )
-    say(f"installing {packages} (apt)")
+    packages = " ".join(TOOLS[name] for name in missing).split()
+    say(f"installing {' '.join(packages)} (apt)")
     call("apt-get", "update", "-qq", as_root=True)
-    call(
-        "env",
-        "DEBIAN_FRONTEND=noninteractive",
-        "apt-get",
-        "install",
-        "-y",
-        "-qq",
-        "--no-install-recommends",
-        *packages.split(),
-        as_root=True,
-    )
+    install = "env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends".split()
+    call(*install, *packages, as_root=True)
 
 
 def image_exists(name: str) -> bool:
-    return subprocess.run([*engine_argv(), "image", "inspect", name], capture_output=True).returncode == 0
+    return succeeds(*engine_argv(), "image", "inspect", name)
 
 
 def base_image() -> str:
@@ -150,24 +135,17 @@ def base_image() -> str:
     if given:
         return given
     recipe = hashlib.sha256(" ".join([SUITE, *PACKAGES]).encode()).hexdigest()[:12]
-    name = f"localhost/{PREFIX}base:{SUITE}-{recipe}"
-    if image_exists(name):
-        return name
-    say(f"making the base image {name} with mmdebstrap (about half a minute)")
-    tarball = STATE / f"base-{recipe}.tar"
-    STATE.mkdir(parents=True, exist_ok=True)
-    try:
-        call(
-            "mmdebstrap",
-            "--variant=minbase",
-            f"--include={','.join(PACKAGES)}",
-            SUITE,
-            str(tarball),
-            as_root=True,
-        )
-        engine("import", str(tarball), name)
-    finally:
-        call("rm", "-f", str(tarball), as_root=True)
+    name = f"localhost/sm120-lab-base:{SUITE}-{recipe}"
+    if not image_exists(name):
+        say(f"making the base image {name} with mmdebstrap (about half a minute)")
+        STATE.mkdir(parents=True, exist_ok=True)
+        tarball = str(STATE / f"base-{recipe}.tar")
+        include = f"--include={','.join(PACKAGES)}"
+        try:
+            call("mmdebstrap", "--variant=minbase", include, SUITE, tarball, as_root=True)
+            engine("import", tarball, name)
+        finally:
+            call("rm", "-f", tarball, as_root=True)
     return name
 
 
@@ -178,33 +156,28 @@ def keys() -> tuple[Path, Path]:
     paths = STATE / "id_ed25519", STATE / "host_ed25519"
     for path in paths:
         if not path.exists():
-            if shutil.which("ssh-keygen") is None:
-                raise LabError(
-                    "wanted: ssh-keygen; found: none. Install openssh-client, then run this again."
-                )
             call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "sm120-lab", "-f", str(path))
     return paths
 
 
-def pip_settings(python: str = sys.executable) -> tuple[str, list[tuple[str, str]]]:
-    """The controller's pip settings as (pip.conf, [(path here, path there)]): a host that installs what the
-    controller can install needs its index, its local folders and its certificates."""
-    keep = {
-        "index-url",
-        "extra-index-url",
-        "find-links",
-        "no-index",
-        "cert",
-        "trusted-host",
-        "constraint",
-        "timeout",
-        "proxy",
-    }
+def trust_host_key(port: int, host_key: Path) -> None:
+    known = STATE / "known_hosts"
+    lines = set(known.read_text().splitlines()) if known.exists() else set()
+    kind, key, _comment = host_key.with_suffix(".pub").read_text().split()
+    lines.add(f"[127.0.0.1]:{port} {kind} {key}")
+    known.write_text("\n".join(sorted(lines)) + "\n")
+
+
+def pip_settings() -> tuple[str, dict[str, str]]:
+    """The controller's pip settings as (pip.conf, {path here: path in the container}).
+
+    A host that is to install what the controller can install needs its index, its local folders and certificates.
+    """
     settings: dict[str, str] = {}
-    for line in call(python, "-m", "pip", "config", "list").splitlines():
-        match = re.fullmatch(r"(?::env:|global|install)\.([\w-]+)='(.*)'", line.strip())
-        if match and match[1].removeprefix("default-") in keep:
-            settings[match[1].removeprefix("default-")] = match[2]
+    for line in call(sys.executable, "-m", "pip", "config", "list").splitlines():
+        match = re.fullmatch(r"(?::env:|global|install)\.(?:default-)?([\w-]+)='(.*)'", line.strip())
+        if match and match[1] in PIP_SETTINGS:
+            settings[match[1]] = match[2]
     mounts: dict[str, str] = {}
 
     def there(word: str) -> str:
@@ -218,118 +191,114 @@ def pip_settings(python: str = sys.executable) -> tuple[str, list[tuple[str, str
         target = mounts.setdefault(str(source), f"/mnt/controller-pip/{len(mounts)}/{source.name}")
         return f"file://{target}/{path.name}" if is_index else target
 
-    conf = ["[global]", "disable-pip-version-check = 1"]
+    lines = ["[global]", "disable-pip-version-check = 1"]
     for key, value in settings.items():
-        words = [there(word) for word in re.split(r"\s+|\\n", value)]
-        conf.append(f"{key} = " + "\n    ".join(words))
-    return "\n".join(conf) + "\n", list(mounts.items())
+        lines.append(f"{key} = " + "\n    ".join(there(word) for word in re.split(r"\s+|\\n", value)))
+    return "\n".join(lines) + "\n", mounts
+
+
+def container(name: str) -> str:
+    return f"sm120-lab-{CHECKOUT}-{name}"
 
 
 def container_exists(name: str) -> bool:
-    return (
-        subprocess.run(
-            [*engine_argv(), "container", "inspect", PREFIX + name], capture_output=True
-        ).returncode
-        == 0
+    return succeeds(*engine_argv(), "container", "inspect", container(name))
+
+
+def copy_in(name: str, files: dict[str, tuple[str, int]]) -> None:
+    """Lay files {path: (text, mode)} into a container that is not running yet, as root's."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        home = tarfile.TarInfo("root/.ssh")
+        home.type, home.mode = tarfile.DIRTYPE, 0o700
+        archive.addfile(home)
+        for path, (text, mode) in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.mode, entry.size = mode, len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    engine("cp", "-", f"{container(name)}:/", stdin=buffer.getvalue())
+
+
+def refuse_taken_port(name: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise LabError(
+                f"wanted: port {port} on 127.0.0.1 for ssh to {name}; found: {error}. Choose another "
+                "(SM120_DEMO_PORT for the demo) or stop what uses it."
+            ) from error
+
+
+def create(name: str, port: int, image: str, host_key: Path, operator_key: Path) -> None:
+    refuse_taken_port(name, port)
+    pip_conf, mounts = pip_settings()
+    # Host networking: in many sandboxes it is all there is. sshd listens on loopback only.
+    options = ["--name", container(name), "--hostname", name, "--privileged", "--network=host"]
+    if ENGINE == "podman":
+        options += ["--systemd=always"]
+    else:
+        options += ["--cgroupns=host", "--tmpfs=/run", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw"]
+    for here, there in mounts.items():
+        options += ["-v", f"{here}:{there}:ro"]
+    engine("create", *options, image, "/sbin/init")
+    sshd = f"-p {port} -o ListenAddress=127.0.0.1 -o HostKey=/etc/ssh/lab_host_key"
+    copy_in(
+        name,
+        {
+            "etc/pip.conf": (pip_conf, 0o644),
+            "etc/default/ssh": (f'SSHD_OPTS="{sshd}"\n', 0o644),
+            "etc/ssh/lab_host_key": (host_key.read_text(), 0o600),
+            "root/.ssh/authorized_keys": (operator_key.with_suffix(".pub").read_text(), 0o600),
+        },
     )
 
 
-def known_hosts_line(port: int, host_key: Path) -> str:
-    return f"[127.0.0.1]:{port} {host_key.with_suffix('.pub').read_text().split(' sm120')[0]}\n"
-
-
-def copy_in(container: str, files: dict[str, tuple[str, int]]) -> None:
-    """Lay files into a container that is not running yet, as root's."""
-    with io.BytesIO() as buffer:
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for path, (text, mode) in files.items():
-                if path.startswith("root/"):
-                    folder = tarfile.TarInfo(str(Path(path).parent))
-                    folder.type, folder.mode = tarfile.DIRTYPE, 0o700
-                    archive.addfile(folder)
-                entry = tarfile.TarInfo(path)
-                entry.mode, entry.size = mode, len(text.encode())
-                archive.addfile(entry, io.BytesIO(text.encode()))
-        subprocess.run([*engine_argv(), "cp", "-", f"{container}:/"], input=buffer.getvalue(), check=True)
-
-
-def up(name: str, port: int, image: str | None, volumes: list[str]) -> None:
-    """Start a lab host; an existing one of that name is started again, not replaced."""
+def up(name: str, port: int, image: str | None = None) -> None:
+    """Start a host; one of that name that exists is started again, not replaced."""
     operator_key, host_key = keys()
-    known = STATE / "known_hosts"
-    lines = set(known.read_text().splitlines(keepends=True)) if known.exists() else set()
-    known.write_text("".join(sorted(lines | {known_hosts_line(port, host_key)})))
-    container = PREFIX + name
-    if container_exists(name):
-        engine("start", container)
-    else:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                raise LabError(
-                    f"port {port} for ssh to {name} is taken on this machine ({error}); choose another"
-                ) from error
-        pip_conf, mounts = pip_settings()
-        # Host networking: in many sandboxes it is all there is. sshd listens on loopback only.
-        options = ["--privileged", "--network=host"]
-        options += (
-            ["--systemd=always"]
-            if engine_argv()[-1] == "podman"
-            else ["--cgroupns=host", "--tmpfs=/run", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw"]
-        )
-        for here, there in mounts:
-            options += ["-v", f"{here}:{there}:ro"]
-        for volume in volumes:
-            options += ["-v", volume]
-        engine(
-            "create", "--name", container, "--hostname", name, *options, image or base_image(), "/sbin/init"
-        )
-        copy_in(
-            container,
-            {
-                "etc/pip.conf": (pip_conf, 0o644),
-                "etc/default/ssh": (
-                    f'SSHD_OPTS="-p {port} -o ListenAddress=127.0.0.1 -o HostKey=/etc/ssh/lab_host_key"\n',
-                    0o644,
-                ),
-                "etc/ssh/lab_host_key": (host_key.read_text(), 0o600),
-                "root/.ssh/authorized_keys": (operator_key.with_suffix(".pub").read_text(), 0o600),
-            },
-        )
-        engine("start", container)
+    trust_host_key(port, host_key)
+    if not container_exists(name):
+        create(name, port, image or base_image(), host_key, operator_key)
+    engine("start", container(name))
     wait_for_boot(name)
-    say(f"{name} is up: ssh -p {port} -i {operator_key} -o UserKnownHostsFile={known} root@127.0.0.1")
+    known = f"-o UserKnownHostsFile={STATE / 'known_hosts'}"
+    say(f"{name} is up: ssh -p {port} -i {operator_key} {known} root@127.0.0.1")
 
 
 def wait_for_boot(name: str) -> None:
     end = time.monotonic() + BOOT_TIMEOUT_SECONDS
+    query = [*engine_argv(), "exec", container(name), "systemctl", "is-system-running"]
     state = ""
     while time.monotonic() < end:
-        argv = [*engine_argv(), "exec", PREFIX + name, "systemctl", "is-system-running"]
-        state = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+        state = subprocess.run(query, capture_output=True, text=True).stdout.strip()
         if state in ("running", "degraded"):
             return
         time.sleep(0.3)
     raise LabError(
-        f"{name} did not boot within {BOOT_TIMEOUT_SECONDS} s (systemd says {state or 'nothing'}); look at: {' '.join(engine_argv())} logs {PREFIX}{name}"
+        f"wanted: {name} booted within {BOOT_TIMEOUT_SECONDS} s; found: systemd says {state or 'nothing'}. "
+        f"Look at: {' '.join(engine_argv())} logs {container(name)}"
     )
 
 
 def down(name: str) -> None:
     if container_exists(name):
-        engine("rm", "-f", "-t", "2", PREFIX + name) if engine_argv()[-1] == "podman" else engine(
-            "rm", "-f", PREFIX + name
-        )
+        engine("rm", "-f", container(name))
         say(f"{name} removed")
 
 
 def commit(name: str, image: str) -> None:
-    """Keep a host's files as an image for later hosts."""
-    engine("stop", "-t", "10", PREFIX + name)
-    engine("commit", "-q", PREFIX + name, image)
+    """Stop a host and keep its files as an image for later hosts."""
+    engine("stop", "-t", "10", container(name))
+    engine("commit", "-q", container(name), image)
     say(f"{name} kept as {image}")
+
+
+def shell(name: str) -> None:
+    if not container_exists(name):
+        raise LabError(f"wanted: a host {name}; found: none. Run: make {name}")
+    sys.exit(subprocess.call([*engine_argv(), "exec", "-it", container(name), "bash", "-l"]))
 
 
 def main() -> None:
@@ -338,33 +307,21 @@ def main() -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("bootstrap", help="install the engine and mmdebstrap if they are missing")
-    actions.add_parser("image", help="make the base image if it is missing")
     start = actions.add_parser("up", help="start a host")
     start.add_argument("name")
     start.add_argument("--port", type=int, required=True, help="its ssh port on 127.0.0.1")
     start.add_argument("--image")
-    start.add_argument("--volume", action="append", default=[], metavar="HERE:THERE[:ro]")
     for action, text in (("down", "remove a host"), ("shell", "a root shell on a host")):
         actions.add_parser(action, help=text).add_argument("name")
     keep = actions.add_parser("commit", help="stop a host and keep its files as an image")
     keep.add_argument("name")
     keep.add_argument("image")
-    arguments = parser.parse_args()
+    given = vars(parser.parse_args())
+    action = {"bootstrap": bootstrap, "up": up, "down": down, "shell": shell, "commit": commit}[
+        given.pop("action")
+    ]
     try:
-        match arguments.action:
-            case "bootstrap":
-                bootstrap()
-            case "image":
-                base_image()
-            case "up":
-                up(arguments.name, arguments.port, arguments.image, arguments.volume)
-            case "down":
-                down(arguments.name)
-            case "commit":
-                commit(arguments.name, arguments.image)
-            case "shell":
-                argv = [*engine_argv(), "exec", "-it", PREFIX + arguments.name, "bash", "-l"]
-                os.execvp(argv[0], argv)
+        action(**given)
     except LabError as error:
         sys.exit(f"lab: {error}")
 

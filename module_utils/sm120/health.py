@@ -82,7 +82,7 @@ class Checker:
         deadline = clock() + timeout_seconds
         idle_looks = 0
         while True:
-            verdict = self.check(following=True)
+            verdict = self.check()
             if verdict.status in (HEALTHY, DEGRADED, CRASHED):
                 return verdict
             # A unit that is not even being started will not come up by itself; one look may fall into a
@@ -95,12 +95,12 @@ class Checker:
                 return verdict
             time.sleep(1)
 
-    def check(self, *, following: bool = False) -> Verdict:
+    def check(self) -> Verdict:
         """One look at everything, as deep as it gets."""
         self._evidence = {}
         self._work = None
         try:
-            status, reason = self._classify(following)
+            status, reason = self._classify()
         except _Crash as crash:
             status, reason = CRASHED, str(crash)
         verdict = Verdict(status, reason)
@@ -116,10 +116,8 @@ class Checker:
         verdict.evidence = self._evidence
         return verdict
 
-    def _classify(self, following: bool) -> tuple[str, str]:
+    def _classify(self) -> tuple[str, str]:
         signs = self._look()
-        if following:
-            self._watch.read_log()
         if signs.unit is not None:
             if not signs.unit.exists:
                 return STOPPED, f"there is no unit {self._unit}"

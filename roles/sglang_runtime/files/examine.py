@@ -27,6 +27,7 @@ versions = {
     if found.name
 }
 existing = next(folder for folder in (venv, *venv.parents) if folder.is_dir())
+wrong = {name: versions.get(normal(name)) for name in wanted if versions.get(normal(name)) != wanted[name]}
 print(
     json.dumps(
         {
@@ -35,11 +36,15 @@ print(
             "exists": (venv / "bin/python").exists(),
             "site_packages": str(folders[-1]) if folders else None,
             "versions": versions,
+<<<<<<< HEAD
+            "wrong": wrong,
+=======
             "wrong": {
                 name: versions.get(normal(name))
                 for name, version in wanted.items()
                 if versions.get(normal(name)) != version
             },
+>>>>>>> probe
             "free_mib": shutil.disk_usage(existing).free // 2**20,
         }
     )

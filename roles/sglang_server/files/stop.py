@@ -14,11 +14,13 @@ from pathlib import Path
 GPU_RELEASE_SECONDS = 60
 
 
+def systemctl(*arguments):
+    return subprocess.run(["systemctl", *arguments], capture_output=True, text=True).stdout.strip()
+
+
 def processes(unit):
     """The process ids in the unit's control group."""
-    group = subprocess.run(
-        ["systemctl", "show", "-P", "ControlGroup", unit], capture_output=True, text=True
-    ).stdout.strip()
+    group = systemctl("show", "-P", "ControlGroup", unit)
     roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
     files = [path for root in roots if group for path in Path(root + group).glob("**/cgroup.procs")]
     return {int(line) for path in files for line in path.read_text().split()}
@@ -34,12 +36,7 @@ def on_gpu():
 
 
 units, timeout = json.loads(sys.argv[1]), int(sys.argv[2])
-running = [
-    unit
-    for unit in units
-    if subprocess.run(["systemctl", "is-active", unit], capture_output=True, text=True).stdout.strip()
-    in ("active", "activating", "deactivating", "reloading")
-]
+running = [unit for unit in units if systemctl("is-active", unit) not in ("inactive", "failed")]
 ours = set().union(*(processes(unit) for unit in running))
 if running:
     subprocess.run(["systemctl", "stop", *running], check=True, timeout=timeout + 60)
@@ -47,8 +44,8 @@ end = time.monotonic() + GPU_RELEASE_SECONDS
 while held := ours & on_gpu():
     if time.monotonic() > end:
         sys.exit(
-            f"Wanted: GPU memory free after stopping {', '.join(running)}. Found: processes {sorted(held)} still hold it "
-            f"after {GPU_RELEASE_SECONDS} s. Look at: nvidia-smi; dmesg | grep -i xid"
+            f"Wanted: GPU memory free after stopping {', '.join(running)}. Found: processes {sorted(held)} still "
+            f"hold it after {GPU_RELEASE_SECONDS} s. Look at: nvidia-smi; dmesg | grep -i xid"
         )
     time.sleep(1)
 print(json.dumps(running))

@@ -1,0 +1,181 @@
+"""The kernel command line of a Proxmox VE host: parameters merged one by one, and taken back one by one.
+
+Sources: https://pve.proxmox.com/pve-docs/chapter-sysadmin.html (where each boot loader keeps the line),
+https://docs.kernel.org/admin-guide/kernel-parameters.html (values of iommu, intel_iommu and amd_iommu).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .pve_finding import Finding
+
+__all__ = ["Merge", "check_parameters", "edit", "line_of", "merge", "split", "unmerge"]
+
+GRUB_KEY = "GRUB_CMDLINE_LINUX_DEFAULT"
+_VALUE = r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s#]*)"""
+_GRUB_LINE = re.compile(
+    rf"^(?P<head>[ \t]*(?:export[ \t]+)?{GRUB_KEY}=){_VALUE}(?P<tail>[ \t]*(?:#.*)?)$", re.MULTILINE
+)
+
+# Parameters that may stand several times; of all others the wanted value takes the place of another.
+_REPEATABLE = frozenset(
+    {"console", "earlycon", "hugepages", "hugepagesz", "module_blacklist", "vfio_pci.ids"}
+)
+
+# The values that exist; "off" of each turns passthrough off.
+_KNOWN_VALUES: dict[str, set[str]] = {
+    "iommu": {
+        "allowdac",
+        "biomerge",
+        "force",
+        "fullflush",
+        "memaper",
+        "merge",
+        "noagp",
+        "noaperture",
+        "nobypass",
+        "noforce",
+        "nomerge",
+        "nopt",
+        "off",
+        "panic",
+        "pt",
+        "soft",
+        "usedac",
+    },
+    "intel_iommu": {
+        "forcedac",
+        "igfx_off",
+        "off",
+        "on",
+        "pasid_off",
+        "sm_off",
+        "sm_on",
+        "sp_off",
+        "strict",
+        "tboot_noforce",
+    },
+    "amd_iommu": {
+        "force_enable",
+        "force_isolation",
+        "fullflush",
+        "irtcachedis",
+        "nohugepages",
+        "off",
+        "pgtbl_v1",
+        "pgtbl_v2",
+        "v2_pgsizes_only",
+    },
+}
+
+
+def split(line: str) -> list[str]:
+    """The parameters of a line; a quoted value may hold spaces."""
+    return re.findall(r'(?:[^\s"]|"[^"]*")+', line)
+
+
+def _key(parameter: str) -> str:
+    """The kernel takes ``-`` and ``_`` for the same in names."""
+    return parameter.partition("=")[0].replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merged line, and what has to be done to take the merge back."""
+
+    line: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+def merge(line: str, add: Sequence[str], remove: Iterable[str] = ()) -> Merge:
+    """Add and remove single parameters; every other one keeps its place."""
+    found = split(line)
+    unwanted = set(remove)
+    removed = [item for item in found if item in unwanted]
+    for wanted in add:
+        if _key(wanted) not in _REPEATABLE:
+            removed += [item for item in found if _key(item) == _key(wanted) and item != wanted]
+    added = [wanted for wanted in add if wanted not in found]
+    if not added and not removed:
+        return Merge(line, (), ())
+    kept = [item for item in found if item not in removed]
+    return Merge(" ".join([*kept, *added]), tuple(added), tuple(dict.fromkeys(removed)))
+
+
+def unmerge(line: str, added: Iterable[str], removed: Sequence[str]) -> str:
+    """Take a merge back in a line that someone else may have changed since."""
+    ours = set(added)
+    found = [item for item in split(line) if item not in ours]
+    return " ".join([*found, *[item for item in removed if item not in found]])
+
+
+def check_parameters(
+    parameters: Iterable[str], where: str, removable: Iterable[str] = (), *, wanted: bool = False
+) -> list[Finding]:
+    """Values that turn the IOMMU off, and values that do not exist.
+
+    The kernel ignores the latter, so they are a warning where found and an error where asked for.
+    """
+    findings: list[Finding] = []
+    ignored = set(removable)
+    for parameter in parameters:
+        name, _, text = parameter.partition("=")
+        known = _KNOWN_VALUES.get(_key(name))
+        if known is None or parameter in ignored:
+            continue
+        fix = f"take {parameter} out of it" if wanted else f"pve_host_cmdline_remove: ['{parameter}']"
+        for value in text.split(","):
+            if value == "off":
+                findings.append(
+                    Finding(
+                        "kernel parameters",
+                        "the IOMMU on, without which there is no passthrough",
+                        f"{parameter} in {where} (a setting of bare-metal hosts)",
+                        fix,
+                    )
+                )
+            elif value.partition("=")[0] not in known:
+                findings.append(
+                    Finding(
+                        "kernel parameters",
+                        f"a value of {name} that exists ({', '.join(sorted(known))})",
+                        f"{parameter} in {where}, which the kernel ignores",
+                        fix,
+                        severity="error" if wanted else "warning",
+                    )
+                )
+    return findings
+
+
+def _quoted(value: str) -> tuple[str, str]:
+    """A shell value's quote and text."""
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
+        return value[0], value[1:-1]
+    return "", value
+
+
+def line_of(text: str, kind: str) -> str:
+    """The command line that a file holds; ``kind`` is grub or plain."""
+    if kind == "plain":
+        return " ".join(text.split("\n")).strip()
+    matches = list(_GRUB_LINE.finditer(text))
+    return _quoted(matches[-1]["value"])[1] if matches else ""
+
+
+def edit(text: str, kind: str, line: str) -> str:
+    """The file's text with another command line; nothing else in it changes."""
+    if kind == "plain":
+        return line + "\n"
+    matches = list(_GRUB_LINE.finditer(text))
+    if not matches:
+        return f'{text}{"" if not text or text.endswith(chr(10)) else chr(10)}{GRUB_KEY}="{line}"\n'
+    last = matches[-1]  # the shell's last assignment wins
+    quote = _quoted(last["value"])[0] or '"'
+    if quote == '"' and '"' in line:
+        quote = "'"
+    changed = f"{last['head']}{quote}{line}{quote}{last['tail']}"
+    return text[: last.start()] + changed + text[last.end() :]

@@ -1,0 +1,116 @@
+"""What is documented is what there is: modules, roles, and every use of our modules in playbooks and roles."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted(path.stem for path in (ROOT / "library").glob("*.py"))
+ROLES = sorted(path.parents[1] for path in ROOT.glob("roles/*/meta/argument_specs.yml"))
+COMPARED = ("type", "default", "choices", "elements", "required")
+
+
+class Caught(Exception):
+    """Carries the argument spec out of a module's main()."""
+
+
+def argument_spec(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    module = importlib.import_module(name)
+
+    def caught(*_args: Any, **given: Any) -> None:
+        raise Caught(given["argument_spec"])
+
+    monkeypatch.setattr(module, "AnsibleModule", caught)
+    with pytest.raises(Caught) as spec:
+        module.main()
+    return dict(spec.value.args[0])
+
+
+def documentation(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(importlib.import_module(name).DOCUMENTATION))
+
+
+def differences(documented: dict[str, Any], spec: dict[str, Any], path: str = "") -> list[str]:
+    found = [f"{path}{name}" for name in set(documented) ^ set(spec)]
+    for name in set(documented) & set(spec):
+        for key in COMPARED:
+            theirs, ours = documented[name].get(key), spec[name].get(key)
+            if key in ("type", "required"):
+                theirs, ours = (
+                    theirs or ("str" if key == "type" else False),
+                    ours or ("str" if key == "type" else False),
+                )
+            if theirs != ours:
+                found.append(f"{path}{name}.{key}: documented {theirs!r}, taken {ours!r}")
+        found += differences(
+            documented[name].get("suboptions", {}), spec[name].get("options", {}), f"{path}{name}."
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_takes_what_it_documents(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert differences(documentation(name)["options"], argument_spec(name, monkeypatch)) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_documents_itself_fully(name: str) -> None:
+    module = importlib.import_module(name)
+    documented = documentation(name)
+    assert documented["module"] == name
+    assert {"check_mode", "diff_mode"} <= set(documented["attributes"])
+    assert all(option["description"] for option in documented["options"].values())
+    for returned in yaml.safe_load(module.RETURN).values():
+        assert {"description", "type", "returned"} <= set(returned)
+    for task in yaml.safe_load(module.EXAMPLES):
+        assert set(task.get(name) or {}) <= set(documented["options"])
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_roles_defaults_are_those_of_its_spec(role: Path) -> None:
+    specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text()) or {}
+    options = specs["main"].get("options", {})
+    given = {name: option["default"] for name, option in options.items() if "default" in option}
+    assert given == {name: value for name, value in defaults.items() if name in given}
+    assert set(defaults) <= set(options)
+    assert all(name.startswith(f"{role.name}_") for name in options)
+    for entry_point in set(specs) - {"main"}:
+        assert (role / f"tasks/{entry_point}.yml").exists(), entry_point
+
+
+def test_the_readmes_of_roles_are_current() -> None:
+    script = [sys.executable, str(ROOT / "tools/role_readme.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def tasks_below(node: Any) -> list[dict[str, Any]]:
+    if isinstance(node, list):
+        return [task for item in node for task in tasks_below(item)]
+    if isinstance(node, dict):
+        return [node, *(task for value in node.values() for task in tasks_below(value))]
+    return []
+
+
+def test_every_use_of_a_module_keeps_to_its_options() -> None:
+    wrong = []
+    files = [
+        *ROOT.glob("playbooks/*.yml"),
+        *ROOT.glob("roles/*/tasks/*.yml"),
+        *ROOT.glob("tests/molecule/**/*.yml"),
+    ]
+    for path in files:
+        for task in tasks_below(list(yaml.safe_load_all(path.read_text()))):
+            for name in set(task) & set(MODULES):
+                if isinstance(task[name], dict):
+                    extra = set(task[name]) - set(documentation(name)["options"])
+                    wrong += [f"{path.relative_to(ROOT)}: {name}.{option}" for option in sorted(extra)]
+    assert wrong == []

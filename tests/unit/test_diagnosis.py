@@ -1,0 +1,138 @@
+"""The search for the first cause: roles, starts, tracebacks, splits, secrets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from ansible.module_utils.sm120.diagnosis import CAUSE, CONSEQUENCE, TRIGGERS, WARNING, Scanner
+from ansible.module_utils.sm120.diagnosis_catalogue import KERNEL, SERVER
+
+# The story's crash: SGLang's gates open over FlashInfer's closed one.
+STORY = """\
+[2026-03-01 10:00:00] server_args=ServerArgs(model_path='/m', tp_size=8, api_key='s3cret-key')
+[2026-03-01 10:01:00 TP0] Load weight end. type=GlmMoeDsaForCausalLM, dtype=torch.bfloat16, avail mem=30.00 GB
+[2026-03-01 10:01:01 TP3] Scheduler hit an exception: Traceback (most recent call last):
+  File "/v/sglang/srt/managers/scheduler.py", line 3000, in run_scheduler_process
+    scheduler = Scheduler(
+                ^^^^^^^^^^
+  File "/v/flashinfer/jit/comm.py", line 77, in gen_trtllm_comm_module
+    nvcc_flags = current_compilation_context.get_nvcc_flags_list(
+  File "/v/flashinfer/compilation_context.py", line 62, in get_nvcc_flags_list
+    raise RuntimeError(
+RuntimeError: No supported CUDA architectures found for major versions [9, 10].
+
+[2026-03-01 10:01:02] Received sigquit from a child process. It usually means the child failed.
+[2026-03-01 10:01:02] Received sigquit from a child process. It usually means the child failed.
+"""
+
+
+def scan(text: str, *, pieces: int = 1, source: str = "log") -> Scanner:
+    scanner = Scanner(SERVER, source=source)
+    data = text.encode()
+    rng = random.Random(len(data) + pieces)  # noqa: S311 - reproducible cuts
+    cuts = sorted(rng.randrange(len(data)) for _ in range(pieces - 1))
+    for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        scanner.feed(data[begin:end])
+    scanner.close()
+    return scanner
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7, 50, 400])
+def test_the_story_names_layer_three_and_the_sigquit_as_its_consequence(pieces: int) -> None:
+    scanner = scan(STORY, pieces=pieces)
+    cause = scanner.first_cause
+    assert cause is not None
+    assert (cause.signature, cause.layer) == ("jit.architecture_refused", "layer 3")
+    assert cause.line_number == 11
+    assert cause.frame == "/v/flashinfer/compilation_context.py:62 in get_nvcc_flags_list"
+    quit_line = scanner.findings["process.sigquit"]
+    assert quit_line.role == CONSEQUENCE
+    assert (quit_line.count, quit_line.line_number, quit_line.last_line_number) == (2, 13, 14)
+    assert scanner.fatal is quit_line
+    assert len(scanner.findings) == 2
+
+
+def test_an_unknown_traceback_is_unknown_with_its_last_frame() -> None:
+    text = STORY.replace("RuntimeError: No supported CUDA architectures found", "zorp.ZorpError: zorp")
+    cause = scan(text).first_cause
+    assert cause is not None
+    assert cause.layer == "unknown"
+    assert cause.signature == "unknown:zorp.ZorpError"
+    assert cause.frame is not None
+    assert cause.frame.endswith("compilation_context.py:62 in get_nvcc_flags_list")
+
+
+def test_a_clients_end_and_harmless_words_are_nothing() -> None:
+    text = """\
+[x] server_args=ServerArgs(log_level_http=None, crash_dump_folder=None)
+[x] Ignore import error when loading sglang.srt.models.foo: No module named 'decord'
+[x] INFO:     127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK error_count=0
+[x] Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit
+[x] Handling: Traceback (most recent call last):
+  File "/v/uvicorn/x.py", line 1, in run
+    go()
+asyncio.exceptions.CancelledError: Task cancelled
+[x] The server is fired up and ready to roll!
+"""
+    scanner = scan(text)
+    assert scanner.first_cause is None
+    assert scanner.findings == {}
+    assert scanner.ready
+    assert scanner.fatal is None
+
+
+def test_a_later_start_leaves_the_old_crash_behind() -> None:
+    again = "[x] server_args=ServerArgs(model_path='/m')\n[x] The server is fired up and ready to roll!\n"
+    scanner = scan(STORY + again)
+    assert scanner.first_cause is None
+    assert scanner.fatal is None
+    assert scanner.starts == 2
+    assert "jit.architecture_refused" in scanner.findings
+
+
+def test_a_restart_under_way_still_tells_why_the_last_one_died() -> None:
+    cause = scan(STORY + "[x] server_args=ServerArgs(model_path='/m')\n").first_cause
+    assert cause is not None
+    assert cause.signature == "jit.architecture_refused"
+
+
+def test_a_stop_is_no_crash() -> None:
+    stopped = (
+        "[x] Subprocess scheduler_0 (pid=12) crashed with exit code -15. Triggering SIGQUIT for cleanup\n"
+    )
+    killed = stopped.replace("-15", "-9")
+    assert scan(stopped).fatal is None
+    assert scan(killed).fatal is not None
+
+
+def test_keys_do_not_pass() -> None:
+    text = "[x] ERROR:    [Errno 98] error while attempting to bind, api_key='s3cret-key' in use\n"
+    finding = scan(text).findings["network.port_in_use"]
+    assert finding.role == CAUSE
+    assert "s3cret-key" not in finding.line
+
+
+def test_a_line_without_end_does_not_grow_for_ever() -> None:
+    scanner = Scanner(SERVER)
+    for _ in range(64):
+        scanner.feed(b"x" * 1_000_000)
+    assert len(scanner._tail) < 2_000_000
+    scanner.feed(b"\n" + STORY.encode())
+    scanner.close()
+    assert scanner.first_cause is not None
+
+
+def test_fusion_that_was_skipped_is_a_warning() -> None:
+    text = "[x TP0] FlashInfer workspace preflight probe failed (x). Skipping allreduce fusion.\n"
+    finding = scan(text).findings["fusion.disabled"]
+    assert finding.role == WARNING
+
+
+@pytest.mark.parametrize("signature", [*SERVER, *KERNEL], ids=lambda s: s.name)
+def test_every_signature_can_be_found_and_helps(signature: object) -> None:
+    needle = signature.needle  # type: ignore[attr-defined]
+    assert any(trigger in needle for trigger in TRIGGERS), needle
+    assert len(signature.meaning) > 20  # type: ignore[attr-defined]
+    assert len(signature.advice) > 20  # type: ignore[attr-defined]
+    assert signature.role in (CAUSE, CONSEQUENCE, WARNING)  # type: ignore[attr-defined]

@@ -1,0 +1,184 @@
+"""The role itself, by ansible-playbook on this machine, on files of real wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wheels
+from conftest import ROOT
+
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sm120_gates, tasks_from: "{{ entry }}"}
+    - ansible.builtin.copy:
+        content: "{{ {'facts': sm120_gates_facts, 'stopped': sm120_gates_stopped_units} | to_json }}"
+        dest: "{{ told }}"
+        mode: "0600"
+      check_mode: false
+      changed_when: false
+"""
+
+
+class Role:
+    """One host that is this machine, with its gates in a folder of its own."""
+
+    def __init__(self, folder: Path, site: Path) -> None:
+        self.folder, self.site = folder, site
+        self.play = folder / "play.yml"
+        self.play.write_text(PLAY)
+        self.environment: dict[str, str] = {}
+        self.settings = {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/plugins/callback"),
+        }
+        self.variables = {
+            "ansible_python_interpreter": sys.executable,
+            "sm120_gates_sglang_root": str(site / "sglang"),
+            "sm120_gates_flashinfer_root": str(site / "flashinfer"),
+            "sm120_gates_state_dir": str(folder / "state"),
+            "sm120_gates_cache_workspace_base": str(folder / "home"),
+            "told": str(folder / "told.json"),
+        }
+
+    def run(self, entry: str = "main", *options: str, **variables: Any) -> tuple[int, dict[str, int], str]:
+        given = json.dumps({**self.variables, "entry": entry, **variables})
+        program = Path(sys.executable).with_name("ansible-playbook")
+        done = subprocess.run(
+            [str(program), "-i", "localhost,", "-c", "local", "-e", given, *options, str(self.play)],
+            cwd=ROOT,
+            env={**os.environ, **self.settings, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        recap = re.findall(r"(\w+)=(\d+)", done.stdout.rpartition("PLAY RECAP")[2])
+        return done.returncode, {name: int(count) for name, count in recap}, done.stdout + done.stderr
+
+    def told(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads((self.folder / "told.json").read_text())
+        return answer
+
+    def plant(self) -> Path:
+        marker = self.folder / "home/.cache/flashinfer/0.6.3/120a/cached_ops/trtllm_comm/marker"
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text("x")
+        return marker
+
+
+@pytest.fixture
+def role(make_site: Any, tmp_path: Path) -> Role:
+    return Role(tmp_path, make_site("0.5.9", "0.6.3"))
+
+
+def test_check_apply_again_revert_again(role: Role) -> None:
+    marker = role.plant()
+    code, recap, output = role.run("main", "--check", "--diff")
+    assert (code, recap["failed"]) == (0, 0), output
+    assert "+_is_sm120_supported = _is_cuda and is_sm120_supported()" in output
+    assert wheels.differing(role.site) == set()
+    assert marker.exists()
+    assert not (role.folder / "state").exists()
+
+    code, recap, output = role.run()
+    assert code == 0, output
+    assert len(wheels.differing(role.site)) == 6
+    assert not marker.exists()
+    assert role.told()["facts"]["features"] == {"allreduce_fusion": "open", "moe_autotune": "open"}
+    assert role.told()["stopped"] == []
+    assert not (role.folder / "state/lock.json").exists()
+
+    code, recap, output = role.run()
+    assert (code, recap["changed"]) == (0, 0), output
+    assert output.count("TASK [sm120_gates : Edit a line]") == 0
+
+    marker = role.plant()
+    code, recap, output = role.run("revert", "--check", "--diff")
+    assert (code, marker.exists()) == (0, True), output
+    assert "-_is_sm120_supported = _is_cuda and is_sm120_supported()" in output
+    assert len(wheels.differing(role.site)) == 6
+    code, recap, output = role.run("revert")
+    assert (code, marker.exists()) == (0, False), output
+    assert wheels.differing(role.site) == set()
+    assert role.told()["facts"]["digest"] == "pristine"
+    code, recap, output = role.run("revert")
+    assert (code, recap["changed"]) == (0, 0), output
+
+
+def test_policy_off_closes(role: Role) -> None:
+    assert role.run(sm120_gates_policy="forced")[0] == 0
+    assert role.run(sm120_gates_policy="off")[0] == 0
+    assert wheels.differing(role.site) == set()
+
+
+def test_a_file_that_is_not_as_planned_puts_everything_back(role: Role) -> None:
+    path = role.site / "sglang/srt/server_args.py"
+    delivered = role.folder / "delivered.py"
+    delivered.write_bytes(path.read_bytes())
+    role.environment = {
+        "AT_TASK": "Compare every file with the planned hash",
+        "AT_DO": "copy",
+        "AT_FROM": str(delivered),
+        "AT_TO": str(path),
+    }
+    code, recap, output = role.run()
+    assert (code, recap["rescued"], recap["failed"]) == (2, 1, 1), output
+    assert "server_args.py: expected sha256" in output
+    assert wheels.differing(role.site) == set()
+    assert not (role.folder / "state/lock.json").exists()
+    role.environment = {}
+    assert role.run()[0] == 0
+    assert len(wheels.differing(role.site)) == 6
+
+
+def test_drift_refuses_with_nothing_touched(role: Role) -> None:
+    path = role.site / "sglang/srt/layers/communicator.py"
+    path.write_text(path.read_text() + "# a note\n")
+    code, recap, output = role.run()
+    assert (code, recap["changed"], recap["failed"]) == (2, 0, 1), output
+    assert str(path) in output
+    assert wheels.differing(role.site) == {"sglang/srt/layers/communicator.py"}
+    assert not (role.folder / "state").exists()
+
+
+def test_check_mode_before_there_is_a_runtime(role: Role) -> None:
+    nowhere = {
+        "sm120_gates_sglang_root": "",
+        "sm120_gates_flashinfer_root": "",
+        "sm120_gates_python": "/nowhere/python",
+    }
+    code, _, output = role.run("main", "--check", **nowhere)
+    assert code == 0, output
+    assert role.told()["facts"]["packages"] == {}
+    assert set(role.told()["facts"]["features"].values()) == {"unknown"}
+    code, _, output = role.run("main", **nowhere)
+    assert code == 2
+    assert "/nowhere/python" in output
+
+
+def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role) -> None:
+    state = role.folder / "state"
+    state.mkdir(mode=0o700)
+    lock = {"id": "x1", "user": "ann", "host": os.uname().nodename, "since": "then"}
+    lock |= {"pid": 2**22 - 1, "pid_started": "1"}
+    (state / "lock.json").write_text(json.dumps(lock))
+    code, _, output = role.run()
+    assert code == 0, output
+    assert not (state / "lock.json").exists()
+    (state / "lock.json").write_text(json.dumps({**lock, "host": "elsewhere"}))
+    code, _, output = role.run("revert")
+    assert code == 2
+    assert "sm120_gates_break_lock=x1" in output
+    assert len(wheels.differing(role.site)) == 6
+    code, _, output = role.run("revert", sm120_gates_break_lock="x1")
+    assert code == 0, output
+    assert wheels.differing(role.site) == set()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.sm120.http import Client, UrlError, parse_url
+from fake_sglang import Fake, page, serve, silence
+
+KEY = "k3y-0123456789"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:30000",
+        "ftp://a",
+        "http://",
+        "http://a:0",
+        "http://a:99999",
+        "http://u:p@a",
+        "http://a/?q=1",
+        "http://a:x",
+    ],
+)
+def test_urls_that_cannot_be_are_refused(url: str) -> None:
+    with pytest.raises(UrlError):
+        parse_url(url)
+
+
+def test_urls_are_taken_apart() -> None:
+    assert parse_url("http://[::1]:30000/").netloc == "[::1]:30000"
+    assert parse_url("https://a.example/x/").port == 443
+    assert parse_url("https://a.example/x/").prefix == "/x"
+
+
+def test_the_key_is_sent_as_bearer_and_shown_nowhere() -> None:
+    with serve(Fake()) as fake:
+        client = Client(fake.url, KEY)
+        assert client.get("/health", timeout_seconds=5).ok
+        assert fake.seen[0][1]["authorization"] == f"Bearer {KEY}"
+        assert KEY not in client.redact(f"said {KEY}")
+
+
+def test_errors_have_kinds() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    refused = Client(f"http://127.0.0.1:{port}").get("/", timeout_seconds=5)
+    assert (refused.status, refused.error) == (0, "refused")
+    with serve(Fake()) as fake:
+        fake.routes["/silent"] = silence
+
+        def drop(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+            sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc")
+            sock.shutdown(socket.SHUT_RDWR)
+
+        fake.routes["/drop"] = drop
+        client = Client(fake.url)
+        assert client.get("/silent", timeout_seconds=0.2).error == "timeout"
+        assert client.get("/drop", timeout_seconds=5).error in (None, "reset")
+
+
+def test_a_trickle_cannot_outlast_the_limit() -> None:
+    def trickle(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+        sock.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            sock.sendall(b"x")
+            time.sleep(0.05)
+
+    with serve(Fake()) as fake:
+        fake.routes["/trickle"] = trickle
+        answer = Client(fake.url).get("/trickle", timeout_seconds=0.4)
+    assert answer.error == "timeout"
+    assert answer.seconds < 2
+
+
+def test_the_second_name_of_a_page_is_tried_on_404() -> None:
+    with serve(Fake()) as fake:
+        fake.routes["/old"] = page({"a": 1})
+        assert Client(fake.url).get_either("/new", "/old", timeout_seconds=5).json() == {"a": 1}
+
+
+def test_certificates_are_verified(self_signed: tuple[Path, Path]) -> None:
+    certificate, key = self_signed
+    with serve(Fake(), tls=(certificate, key)) as fake:
+        url = fake.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
+        unknown = Client(url).get("/health", timeout_seconds=5)
+        known = Client(url, ca_path=str(certificate)).get("/health", timeout_seconds=5)
+    assert (unknown.status, unknown.error) == (0, "tls")
+    assert known.status == 200

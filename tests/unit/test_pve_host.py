@@ -1,0 +1,268 @@
+"""The Proxmox host: kernel parameters merged and taken back, and what a look at the host finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pve_host_cmdline
+import pve_kit
+import pytest
+from ansible.module_utils.sm120.pve_cmdline import check_parameters, edit, line_of, merge, split, unmerge
+from ansible.module_utils.sm120.pve_host_scan import boot_loaders, findings, scan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pve_sysfs import bind, device, make
+
+assert pve_kit.__all__  # it puts tests/support on the path
+
+GRUB = """\
+# a comment that names GRUB_CMDLINE_LINUX_DEFAULT="no"
+GRUB_DEFAULT=0
+GRUB_CMDLINE_LINUX_DEFAULT="quiet splash"
+GRUB_CMDLINE_LINUX=""
+"""
+ADD = ["iommu=pt", "pcie_aspm=off"]
+parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "add", "remove", "after"),
+    [
+        ("quiet", ["iommu=pt"], [], "quiet iommu=pt"),
+        ("quiet iommu=pt", ["iommu=pt"], [], "quiet iommu=pt"),
+        ("iommu=soft quiet", ["iommu=pt"], [], "quiet iommu=pt"),
+        ("iommu=off quiet", [], ["iommu=off"], "quiet"),
+        ("console=tty0", ["console=ttyS0"], [], "console=tty0 console=ttyS0"),
+        ("pcie-aspm=force", ["pcie_aspm=off"], [], "pcie_aspm=off"),
+        ('a="x y" b', ["c"], [], 'a="x y" b c'),
+        ("", ["a", "b=1"], [], "a b=1"),
+        ("intel_iommu=on", ["iommu=pt"], [], "intel_iommu=on iommu=pt"),
+    ],
+)
+def test_parameters_are_merged_one_by_one(line: str, add: list[str], remove: list[str], after: str) -> None:
+    assert merge(line, add, remove).line == after
+    assert merge(after, add, remove).line == after
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    st.lists(parameter, unique=True),
+    st.lists(parameter, unique=True, max_size=4),
+    st.lists(parameter, max_size=3),
+)
+def test_a_merge_can_be_taken_back_under_others_hands(
+    line: list[str], add: list[str], later: list[str]
+) -> None:
+    before = " ".join(line)
+    merged = merge(before, add)
+    new = [item for item in later if item not in split(merged.line) and item not in merged.removed]
+    back = split(unmerge(" ".join([merged.line, *new]), merged.added, merged.removed))
+    assert sorted(back) == sorted([*line, *new])
+    assert [item for item in back if item in line and item not in merged.removed] == [
+        item for item in line if item not in merged.removed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (GRUB, "quiet splash"),
+        ("GRUB_CMDLINE_LINUX_DEFAULT=quiet\n", "quiet"),
+        ("GRUB_CMDLINE_LINUX_DEFAULT='a b' # why\n", "a b"),
+        ('GRUB_CMDLINE_LINUX_DEFAULT="a #b"\n', "a #b"),
+        ('GRUB_CMDLINE_LINUX_DEFAULT="a"\nGRUB_CMDLINE_LINUX_DEFAULT="b"\n', "b"),
+        ('#GRUB_CMDLINE_LINUX_DEFAULT="a"\n', ""),
+        ("", ""),
+    ],
+)
+def test_the_line_grub_takes_is_found_and_nothing_else_changes(text: str, line: str) -> None:
+    assert line_of(text, "grub") == line
+    after = edit(text, "grub", "new line")
+    assert line_of(after, "grub") == "new line"
+    different = [
+        pair for pair in zip(text.splitlines(), after.splitlines(), strict=False) if pair[0] != pair[1]
+    ]
+    assert len(different) <= 1
+    assert after.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "severities"),
+    [
+        (["iommu=off"], ["error"]),
+        (["amd_iommu=off", "iommu=off"], ["error", "error"]),
+        (["amd_iommu=pt"], ["warning"]),
+        (["amd_iommu=on"], ["warning"]),
+        (["iommu=pt", "intel_iommu=on,sm_on", "amd_iommu=force_enable"], []),
+    ],
+)
+def test_bad_values(parameters: list[str], severities: list[str]) -> None:
+    assert [item.severity for item in check_parameters(parameters, "it")] == severities
+    assert check_parameters(parameters, "it", parameters) == []
+    assert all(item.severity == "error" for item in check_parameters(parameters, "it", wanted=True))
+
+
+class Host:
+    """Runs pve_host_cmdline on a file."""
+
+    def __init__(self, run: Any, path: Path, kind: str) -> None:
+        self.run_module, self.path, self.kind = run, path, kind
+        self.records = path.parent / "records"
+
+    def __call__(self, *, check: bool = False, **args: Any) -> dict[str, Any]:
+        given = {"path": str(self.path), "kind": self.kind, "record_dir": str(self.records), **args}
+        _, answer = self.run_module(pve_host_cmdline.main, check=check, diff=True, **given)
+        return dict(answer)
+
+
+@pytest.fixture(params=["grub", "plain"])
+def host(request: pytest.FixtureRequest, run_module: Any, tmp_path: Path) -> Host:
+    path = tmp_path / "file"
+    path.write_text(GRUB if request.param == "grub" else "root=ZFS=rpool/ROOT/pve-1 boot=zfs quiet")
+    path.chmod(0o640)
+    return Host(run_module, path, request.param)
+
+
+def test_there_and_back_byte_for_byte(host: Host) -> None:
+    first = host.path.read_bytes()
+    planned = host(check=True, add=ADD)
+    assert planned["changed"] is True
+    assert (host.path.read_bytes(), host.records.exists()) == (first, False)
+    done = host(add=ADD)
+    assert (done["changed"], done["diff"]) == (True, planned["diff"])
+    assert host(add=ADD)["changed"] is False
+    assert set(ADD) <= set(split(line_of(host.path.read_text(), host.kind)))
+    assert host.path.stat().st_mode & 0o777 == 0o640
+    assert host(add=[*ADD, "nosmt"])["changed"] is True
+    assert host(add=["iommu=pt"])["changed"] is True
+    assert "pcie_aspm=off" not in host.path.read_text()
+    assert host(state="absent")["changed"] is True
+    assert host.path.read_bytes() == first
+    assert host(state="absent")["changed"] is False
+    assert list(host.records.iterdir()) == []
+
+
+def test_what_a_user_added_since_stays(host: Host) -> None:
+    host(add=ADD)
+    host.path.write_text(host.path.read_text().replace("iommu=pt", "iommu=pt mitigations=off"))
+    assert host(add=ADD)["changed"] is False
+    host(state="absent")
+    line = line_of(host.path.read_text(), host.kind)
+    assert split(line)[-1] == "mitigations=off"
+    assert not set(ADD) & set(split(line))
+
+
+def test_a_replaced_value_comes_back(host: Host) -> None:
+    host.path.write_text(host.path.read_text().replace("quiet", "quiet iommu=soft"))
+    first = host.path.read_bytes()
+    host(add=ADD)
+    assert "iommu=soft" not in host.path.read_text()
+    host.path.write_text(host.path.read_text().replace("quiet", "quiet nosmt"))
+    host(state="absent")
+    assert {"iommu=soft", "nosmt"} <= set(split(line_of(host.path.read_text(), host.kind)))
+    assert host.path.read_bytes() != first
+
+
+def test_file_restored_behind_our_back_is_merged_again(host: Host) -> None:
+    first = host.path.read_bytes()
+    host(add=ADD)
+    host.path.write_bytes(first)
+    assert host(add=ADD)["changed"] is True
+    host(state="absent")
+    assert host.path.read_bytes() == first
+
+
+def test_values_that_do_not_exist_and_broken_records_are_refused(host: Host) -> None:
+    first = host.path.read_bytes()
+    assert host(add=["amd_iommu=pt"])["failed"] is True
+    assert host(add=["iommu=off"])["failed"] is True
+    assert host.path.read_bytes() == first
+    host(add=ADD)
+    after = host.path.read_bytes()
+    record = next(host.records.iterdir())
+    record.write_text(record.read_text().replace('"pristine_base64": "', '"pristine_base64": "AAAA'))
+    assert host(state="absent")["failed"] is True
+    assert host.path.read_bytes() == after
+
+
+STATUS = "System currently booted with {}\nA1B2-C3D4 is configured with: {} (versions: 6.14.11-1-pve)\n"
+
+
+@pytest.mark.parametrize(
+    ("managed", "status", "names"),
+    [
+        (False, "", ["grub"]),
+        (True, STATUS.format("uefi", "uefi"), ["systemd-boot"]),
+        (True, STATUS.format("legacy bios", "grub"), ["grub"]),
+        (True, STATUS.format("uefi", "grub"), ["grub"]),
+        (True, STATUS.format("uefi", "uefi, grub"), ["systemd-boot", "grub"]),
+    ],
+)
+def test_boot_loaders(tmp_path: Path, managed: bool, status: str, names: list[str]) -> None:
+    if managed:
+        (tmp_path / "etc/kernel").mkdir(parents=True)
+        (tmp_path / "etc/kernel/proxmox-boot-uuids").write_text("A1B2-C3D4\n")
+    found = boot_loaders(tmp_path, status)
+    assert [item.name for item in found] == names
+    assert all((("proxmox-boot-tool", "refresh") in item.refresh) is managed for item in found)
+
+
+def look(root: Path, **args: Any) -> list[tuple[str, str]]:
+    seen = scan(root, ["10de:2bb5"], "")
+    return [(item.subject, item.severity) for item in findings(seen, **{"count": 8, **args})]
+
+
+def test_a_host_before_and_after(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert look(tmp_path) == []
+    after = look(tmp_path, after=True, active=["iommu=pt"])
+    assert after == [
+        ("kernel parameters", "error"),
+        *[(f"0000:{0x11 + 16 * i:02x}:00.0", "error") for i in range(8)],
+    ]
+    make(tmp_path, driver="vfio-pci", cmdline="quiet iommu=pt")
+    assert look(tmp_path, after=True, active=["iommu=pt"]) == []
+    seen = scan(tmp_path, ["10de:2bb5"], "")
+    assert [card["bar_mib"] for card in seen["gpus"]] == [131168] * 8
+    assert (seen["phys_bits"], seen["intel_iommu_needed"]) == (52, False)
+
+
+def test_what_is_wrong_with_a_host(tmp_path: Path) -> None:
+    make(tmp_path, gpus=7, cmdline="amd_iommu=off iommu=pt")
+    device(tmp_path, "0000:11:00.0", "10de:2bb5", "0x030200", 20, alive=False)
+    device(tmp_path, "0000:21:00.1", "10de:22e8", "0x040300", 21)
+    device(tmp_path, "0000:13:02.0", "15b3:101d", "0x020000", 22)
+    (tmp_path / "etc/default/grub.d").mkdir(parents=True)
+    (tmp_path / "etc/default/grub.d/50-cloud.cfg").write_text('GRUB_CMDLINE_LINUX_DEFAULT="quiet"\n')
+    (tmp_path / "etc/default/grub.d/60-ok.cfg").write_text(
+        'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT nosmt"\n'
+    )
+    (tmp_path / "etc/modules").write_text("# loaded at boot\nvfio_virqfd\n")
+    assert look(tmp_path) == [
+        ("kernel parameters", "error"),
+        ("GPUs", "error"),
+        ("0000:11:00.0", "error"),
+        ("0000:31:00.0", "error"),
+        ("modules", "warning"),
+        ("GRUB", "error"),
+    ]
+    assert ("0000:31:00.0", "warning") in look(tmp_path, accept_group_members=True)
+    assert look(tmp_path, removable=["amd_iommu=off"])[0] == ("GPUs", "error")
+
+
+def test_iommu_off_and_a_foreign_driver(tmp_path: Path) -> None:
+    make(tmp_path, gpus=1, iommu=False)
+    assert look(tmp_path, count=1, after=True) == [("0000:11:00.0", "error")]
+    make(tmp_path, gpus=1)
+    bind(tmp_path, "0000:11:00.0", "nouveau")
+    assert look(tmp_path, count=1, after=True) == [("0000:11:00.0", "error")]
+
+
+def test_old_intel_kernels_need_the_iommu_switched_on(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "proc/cpuinfo").write_text("vendor_id\t: GenuineIntel\n")
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.5.13-6-pve\n")
+    assert scan(tmp_path, [], "")["intel_iommu_needed"] is True
+    (tmp_path / "proc/sys/kernel/osrelease").write_text("6.8.12-1-pve\n")
+    assert scan(tmp_path, [], "")["intel_iommu_needed"] is False

@@ -1,0 +1,354 @@
+"""What pve_gpu_vm refuses, each time before the first write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pve_kit import PASSWORD, SECRET, Vm, certificate, stub, vm
+from pve_state import PRIVILEGES, Machine, gpu
+from pve_stub import Stub, make_certificate
+
+__all__ = ["certificate", "stub", "vm"]
+
+ROOT = {"api_user": "root@pam", "api_token_id": None, "api_token_secret": None, "api_password": PASSWORD}
+
+
+def other(vm: Vm, vmid: int, **config: str) -> None:
+    """A VM that is not ours."""
+    vm.stub.state.vms[vmid] = Machine({"name": f"vm{vmid}", **config}, status="running")
+
+
+def test_foreign_vmid(vm: Vm) -> None:
+    other(vm, 200)
+    vm.refused("owner")
+    vm.refused("owner", state="absent", confirm_destroy="llm1")
+
+
+def test_vmid_taken_by_a_container_of_another_node(vm: Vm) -> None:
+    vm.stub.state.others.append(
+        {"type": "lxc", "vmid": 200, "node": "pve2", "name": "dns", "status": "running"}
+    )
+    vm.refused("vmid")
+
+
+def test_name_taken(vm: Vm) -> None:
+    other(vm, 300, name="llm1")
+    vm.refused("name")
+
+
+@pytest.mark.parametrize(
+    "lost", [{"tags": "blackwell"}, {"description": "managed-by: sglang-sm120 owner=else"}]
+)
+def test_missing_owner_tag_or_line(vm: Vm, lost: dict[str, str]) -> None:
+    vm.ok(state="present")
+    vm.stub.state.vms[200].config.update(lost)
+    vm.refused("owner", state="present")
+    vm.refused("owner", state="absent", confirm_destroy="llm1")
+
+
+def test_template(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.stub.state.vms[200].config["template"] = "1"
+    vm.refused("vmid", state="present")
+
+
+NUMA = [{"cpus": "0-63", "memory_mib": 524288, "hostnodes": "0"}]
+ROOT_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("hugepages", {"hugepages": "1024", "numa": True, "numa_nodes": NUMA}),
+    ("affinity", {"affinity": "0-63"}),
+    ("args", {"mmio64_mib": 4194304}),
+    ("args", {"p2p_clique": 0}),
+    ("args", {"extra_args": "-device pvpanic"}),
+]
+
+
+@pytest.mark.parametrize(("key", "options"), ROOT_OPTIONS)
+def test_root_only_option_with_a_token_even_of_root(vm: Vm, key: str, options: dict[str, Any]) -> None:
+    assert key in vm.refused("root-only options", **options)["msg"]
+    vm.refused("root-only options", api_user="root@pam", api_token_id="automation", **options)
+    vm.refused("root-only options", **options, **ROOT)  # root_path is still none
+
+
+def test_root_only_options_by_password(vm: Vm) -> None:
+    options = {"hugepages": "1024", "numa": True, "numa_nodes": NUMA, "affinity": "0-63", "p2p_clique": 3}
+    vm.ok(root_path="password", **options, **ROOT)
+    config = vm.stub.state.vms[200].config
+    assert (config["hugepages"], config["affinity"]) == ("1024", "0-63")
+    clique = [f"-set device.hostpci{index}.x-nv-gpudirect-clique=3" for index in range(8)]
+    assert config["args"] == " ".join(clique)
+    assert vm.ok(root_path="password", **options, **ROOT)["writes_seen"] == []
+    assert PASSWORD not in str(vm.answers)
+
+
+def test_root_only_options_by_ssh_are_handed_back_and_the_start_waits(vm: Vm) -> None:
+    answer = vm.ok(affinity="0-63", root_path="ssh")
+    assert answer["root_set"] == {"affinity": "0-63"}
+    assert answer["vm"]["status"] == "stopped"
+    vm.stub.state.vms[200].config["affinity"] = "0-63"  # qm set
+    answer = vm.ok(affinity="0-63", root_path="ssh")
+    assert (answer["root_set"], answer["vm"]["status"]) == ({}, "running")
+    answer = vm.ok(root_path="ssh")
+    assert (answer["root_delete"], answer["writes_seen"]) == (["affinity"], [])
+
+
+def test_root_only_option_set_by_hand_is_not_dropped_silently(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.stub.state.vms[200].config["args"] = "-device pvpanic"
+    vm.refused("root-only options", state="present")
+    assert vm.ok(state="present", extra_args="-device pvpanic")["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("missing", "path"),
+    [
+        ("VM.Allocate", "/vms/200"),
+        ("VM.Config.HWType", "/vms/200"),
+        ("VM.PowerMgmt", "/vms/200"),
+        ("Mapping.Use", "/mapping/pci/gpu3"),
+        ("SDN.Use", "/sdn/zones/localnetwork/vmbr0"),
+        ("Datastore.AllocateSpace", "/storage/local-zfs"),
+        ("Sys.Audit", "/"),
+    ],
+)
+def test_missing_privilege_is_named_with_its_path(vm: Vm, missing: str, path: str) -> None:
+    kept = dict.fromkeys([name for name in PRIVILEGES if name != missing], 1)
+    vm.stub.permissions.clear()
+    vm.stub.permissions.update({"/": kept})
+    assert f"{missing} on {path}" in vm.refused("privileges")["msg"]
+
+
+def test_only_what_the_plan_needs_is_asked_for(vm: Vm) -> None:
+    vm.ok()
+    little = ["VM.Audit", "Datastore.Audit", "Mapping.Audit", "Sys.Audit"]
+    vm.stub.permissions.clear()
+    vm.stub.permissions.update({"/": dict.fromkeys(little, 1)})
+    assert vm.ok()["changed"] is False
+    vm.refused("privileges", memory_mib=262144)
+
+
+def test_privilege_that_is_not_handed_down(vm: Vm) -> None:
+    vm.stub.permissions["/vms"] = dict.fromkeys(PRIVILEGES, 0)
+    vm.refused("privileges")
+
+
+def test_unknown_mapping(vm: Vm) -> None:
+    del vm.stub.state.mappings["gpu3"]
+    vm.refused("mappings")
+
+
+def test_mapping_that_no_longer_fits(vm: Vm) -> None:
+    vm.stub.state.mappings["gpu3"]["map"] = ["node=pve1,path=0000:41:00.0,id=10de:2bb5,iommugroup=99"]
+    assert "iommugroup" in vm.refused("mappings")["msg"]
+
+
+def test_mapping_to_something_else_than_a_gpu(vm: Vm) -> None:
+    vm.stub.state.mappings["gpu3"]["map"] = ["node=pve1,path=0000:13:01.0,id=1022:14ab,iommugroup=23"]
+    vm.refused("mappings")
+
+
+def test_two_mappings_of_one_gpu(vm: Vm) -> None:
+    vm.stub.state.mappings["gpu3"]["map"] = vm.stub.state.mappings["gpu2"]["map"]
+    vm.refused("mappings")
+
+
+@pytest.mark.parametrize(
+    ("device", "others"), [("mapping=gpu4,pcie=1", 1), ("51:00,pcie=on", 1), ("0000:51:00.0", 1)]
+)
+def test_gpu_in_use_elsewhere(vm: Vm, device: str, others: int) -> None:
+    other(vm, 300, hostpci0=device)
+    answer = vm.refused("gpus")
+    assert len(answer["findings"]) == others
+    assert "VM 300" in answer["msg"]
+
+
+def test_fewer_gpus_than_wanted(vm: Vm) -> None:
+    vm.stub.state.pci = [item for item in vm.stub.state.pci if item["id"] != "0000:81:00.0"]
+    assert "7 (0000:11:00.0" in vm.refused("gpus", "mappings")["msg"]
+
+
+def test_stranger_in_an_iommu_group(vm: Vm) -> None:
+    nic = {
+        "id": "0000:13:02.0",
+        "class": "0x020000",
+        "vendor": "0x15b3",
+        "device": "0x101d",
+        "iommugroup": 22,
+    }
+    vm.stub.state.pci.append(nic)
+    assert "0000:13:02.0" in vm.refused("iommu")["msg"]
+    assert vm.ok(accept_group_members=True)["changed"] is True
+
+
+def test_second_function_and_second_gpu_in_the_group_are_no_strangers(vm: Vm) -> None:
+    audio = {**gpu(0x31, 22), "id": "0000:31:00.1", "class": "0x040300", "device": "0x22e8"}
+    vm.stub.state.pci.append(audio)
+    assert vm.ok(state="present")["created"] is True
+
+
+def test_iommu_off(vm: Vm) -> None:
+    for item in vm.stub.state.pci:
+        item["iommugroup"] = -1
+    vm.stub.state.mappings.clear()
+    vm.stub.permissions["/mapping/pci"] = {**vm.stub.permissions["/"], "Mapping.Modify": 1}
+    vm.refused("iommu", manage_mappings=True)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"host_phys_bits": 40}, {"guest_phys_bits": 40}, {"cpu": "host,phys-bits=40"}, {"host_phys_bits": 43}],
+)
+def test_40_bit_guest_with_eight_bars_of_128_gib(vm: Vm, limit: dict[str, Any]) -> None:
+    vm.refused("address space", **limit)
+
+
+def test_named_cpu_model_shows_40_bits(vm: Vm) -> None:
+    vm.refused("cpu", "address space", cpu="x86-64-v2-AES")
+
+
+def test_46_bit_host_is_wide_enough(vm: Vm) -> None:
+    assert vm.ok(host_phys_bits=46)["created"] is True
+
+
+def test_window_larger_than_the_address_space_leaves(vm: Vm) -> None:
+    vm.refused("address space", host_phys_bits=42, mmio64_mib=4_000_000, root_path="ssh")
+
+
+def test_memory_of_the_node(vm: Vm) -> None:
+    vm.refused("memory_mib", memory_mib=1_048_576)
+    vm.stub.state.free_mib = 500_000
+    vm.refused("memory_mib")
+    assert vm.ok(state="present")["created"] is True
+
+
+def test_cores_of_the_node(vm: Vm) -> None:
+    vm.refused("cores", cores=129)
+
+
+def test_storage_and_image(vm: Vm) -> None:
+    vm.refused("storage", storage="ceph")
+    vm.refused("storage", storage="local")  # holds no disks of VMs
+    vm.refused("image_volid", image_volid="local:import/none.qcow2")
+
+
+def test_wrong_confirm_string(vm: Vm) -> None:
+    vm.ok()
+    for text in ("", "yes", "LLM1", "llm2"):
+        vm.refused("confirm_destroy", state="absent", confirm_destroy=text)
+
+
+def test_wrong_name_or_node(vm: Vm) -> None:
+    vm.ok()
+    vm.refused("name", state="absent", name="llm2", confirm_destroy="llm2")
+    vm.refused("node", state="absent", node="pve2", confirm_destroy="llm1")
+
+
+def test_vm_that_someone_else_protected(vm: Vm) -> None:
+    vm.ok(protection=False)
+    vm.stub.state.vms[200].config["protection"] = "1"
+    vm.refused("protection", state="absent", protection=False, confirm_destroy="llm1")
+    vm.refused("confirm_destroy", state="absent")
+
+
+def test_snapshots_hold_a_vm(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.stub.state.vms[200].snapshots.append("before-upgrade")
+    vm.refused("snapshots", state="absent", confirm_destroy="llm1")
+    vm.ok(state="absent", confirm_destroy="llm1", destroy_with_snapshots=True)
+    assert vm.stub.state.vms == {}
+
+
+def test_shrinking_disk(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.refused("disk_gib", state="present", disk_gib=100)
+
+
+def test_disk_on_another_storage(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.stub.state.storages["ceph"] = "images"
+    vm.refused("storage", state="present", storage="ceph", efi_storage="local-zfs")
+
+
+def test_detached_boot_disk_is_not_replaced(vm: Vm) -> None:
+    vm.ok(state="present")
+    config = vm.stub.state.vms[200].config
+    config["unused0"] = config.pop("scsi0").partition(",")[0]
+    vm.refused("scsi0", state="present")
+
+
+def test_secure_boot_of_an_existing_vm(vm: Vm) -> None:
+    vm.ok(state="present")
+    vm.refused("secure_boot", state="present", secure_boot=True)
+
+
+def test_old_version(vm: Vm) -> None:
+    vm.stub.state.version = "7.4-17"
+    vm.refused("version")
+
+
+def test_bad_certificate(vm: Vm, tmp_path: Path) -> None:
+    foreign, _ = make_certificate(tmp_path)
+    answer = vm(ca_path=str(foreign))
+    assert answer["failed"] is True
+    assert vm.stub.requests == []
+
+
+def test_fingerprint_pins_the_certificate(vm: Vm, certificate: tuple[Path, Path]) -> None:
+    import hashlib
+    import ssl
+
+    text = certificate[0].read_text()
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest().upper()
+    pretty = ":".join(digest[index : index + 2] for index in range(0, 64, 2))
+    assert vm.ok(ca_path=None, fingerprint=pretty)["created"] is True
+    wrong = pretty[:-2] + ("00" if pretty[-2:] != "00" else "01")
+    assert vm(ca_path=None, fingerprint=wrong)["failed"] is True
+    assert vm.stub.requests == []
+
+
+def test_wrong_secret_is_named_by_its_token(vm: Vm) -> None:
+    answer = vm(api_token_secret="22222222")
+    assert answer["failed"] is True
+    assert "ansible@pve!gpu" in answer["msg"]
+    assert "22222222" not in str(answer)
+
+
+def test_secret_by_file_and_by_environment(vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_text(SECRET + "\n")
+    assert vm.ok(api_token_secret=None, api_token_secret_file=str(path))["created"] is True
+    monkeypatch.setenv("PVE_API_TOKEN_SECRET", SECRET)
+    assert vm.ok(api_token_secret=None)["changed"] is False
+    monkeypatch.delenv("PVE_API_TOKEN_SECRET")
+    answer = vm(api_token_secret=None)
+    assert answer["failed"] is True
+    assert vm.stub.requests == []
+
+
+def test_stub_refuses_what_the_real_api_refuses(stub: Stub) -> None:
+    """The rules above rest on the stub's, so those are checked too."""
+    import pve_state
+
+    caller = pve_state.Caller("ansible@pve!gpu", False, stub.permissions)
+    root = pve_state.Caller("root@pam", True, stub.permissions)
+    state = stub.state
+    for values, status in [
+        ({"hostpci0": "mapping=gpu0,pciee=1"}, 400),
+        ({"hostpci0": "pcie=1"}, 400),
+        ({"hostpci16": "mapping=gpu0"}, 400),
+        ({"cpu": "hostt"}, 400),
+        ({"numa0": "cpus=x"}, 400),
+        ({"colour": "red"}, 400),
+        ({"hostpci0": "0000:41:00"}, 500),
+        ({"hugepages": "1024"}, 500),
+        ({"delete": "args"}, 500),
+    ]:
+        with pytest.raises(pve_state.ApiError) as refusal:
+            state.check_keys(caller, values)
+        assert refusal.value.status == status
+    state.check_keys(root, {"hostpci0": "0000:41:00", "hugepages": "1024", "delete": "args"})
+    state.vms[100] = Machine({"scsi0": "local-zfs:vm-100-disk-0,size=1G", "net0": "virtio=BC:24:11:00:00:99"})
+    state.apply(100, {"scsi0": "local-zfs:2", "net0": "virtio,bridge=vmbr1"})
+    assert state.vms[100].config["unused0"] == "local-zfs:vm-100-disk-0"
+    assert "00:99" not in state.vms[100].config["net0"]
