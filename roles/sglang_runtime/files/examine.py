@@ -36,15 +36,7 @@ print(
             "exists": (venv / "bin/python").exists(),
             "site_packages": str(folders[-1]) if folders else None,
             "versions": versions,
-<<<<<<< HEAD
             "wrong": wrong,
-=======
-            "wrong": {
-                name: versions.get(normal(name))
-                for name, version in wanted.items()
-                if versions.get(normal(name)) != version
-            },
->>>>>>> probe
             "free_mib": shutil.disk_usage(existing).free // 2**20,
         }
     )
