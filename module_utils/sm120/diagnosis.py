@@ -15,6 +15,7 @@ MAX_LINE_BYTES = 16384
 SHOWN_CHARACTERS = 400
 TRACEBACK_LINES = 500
 REMEMBERED_LINES = 4096
+LAST_LINES = 60
 # A client's request that ended badly says nothing about the server's health.
 _ACCESS_LOG = b' HTTP/1.1" '
 
@@ -77,11 +78,12 @@ class _Start:
     unknown_fatal: Finding | None = None
     fatal: Finding | None = None
 
-    def first_cause(self) -> Finding | None:
-        known, unknown = self.known, self.unknown_fatal
-        if known and unknown:
-            return unknown if unknown.line_number < known.line_number else known
-        return known or unknown or (self.unknown if self.fatal else None)
+    def first_cause(self, ready: bool) -> Finding | None:
+        """An exception that nobody knows counts when the server did not come up or did not outlive it."""
+        unknown = self.unknown_fatal or (self.unknown if self.fatal or not ready else None)
+        if self.known and unknown:
+            return min(self.known, unknown, key=lambda one: one.line_number)
+        return self.known or unknown
 
 
 @dataclass
@@ -122,10 +124,18 @@ class Scanner:
 
     @property
     def first_cause(self) -> Finding | None:
-        current = self._start.first_cause()
+        current = self._start.first_cause(self.ready)
         if current is None and self._failed_start is not None and not self.ready:
-            return self._failed_start.first_cause()
+            return self._failed_start.first_cause(ready=False)
         return current
+
+    @property
+    def last_cause(self) -> Finding | None:
+        """What the log ends with, when that is a cause or an exception: hardly anything was logged
+        after it."""
+        found = self._start.known or self._start.unknown
+        near = found is not None and self._line_number - found.last_line_number <= LAST_LINES
+        return found if near else None
 
     @property
     def fatal(self) -> Finding | None:
@@ -205,7 +215,7 @@ class Scanner:
             self.ready = True
 
     def _begin(self) -> None:
-        if self._start.first_cause() is not None:
+        if self._start.first_cause(self.ready) is not None:
             self._failed_start = self._start
         self._start = _Start()
         self.starts += 1
@@ -213,7 +223,8 @@ class Scanner:
         self._stage = None
 
     def _known(self, bare: bytes) -> Signature | None:
-        """The signature of a line. A server repeats itself: what was looked up once is remembered."""
+        """The signature of a line; what was looked up once is remembered, because servers repeat
+        themselves."""
         key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
         if key not in self._seen:
             if len(self._seen) >= REMEMBERED_LINES:

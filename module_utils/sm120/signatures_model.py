@@ -31,7 +31,8 @@ SIGNATURES: tuple[Signature, ...] = (
         pattern=re.compile(
             rb"(?i)repo id must (?:be|use)|HFValidationError"
             rb"|is not a local folder and is not a valid model identifier|"
-            rb"Repository Not Found|RepositoryNotFoundError|LocalEntryNotFoundError|"
+            rb"Can't load the configuration of|Repository Not Found|RepositoryNotFoundError"
+            rb"|LocalEntryNotFoundError|"
             rb"couldn't connect to 'https://huggingface|does not appear to have a file named config\.json|"
             rb"Unrecognized model in |OfflineModeIsEnabled|outgoing traffic has been disabled"
         ),

@@ -40,15 +40,18 @@ if task["cpu"] is not None: os.sched_setaffinity(0, {task["cpu"]})
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, task["streams"] + 256), hard), hard))
 source = open(task["program"]).read()
-begin, end = "    benchmark_start_time = time.perf_counter()\\n", "    benchmark_duration = time.perf_counter()"
+begin = "    benchmark_start_time = time.perf_counter()\\n"
+end = "    benchmark_duration = time.perf_counter()"
 assert source.count(begin) == 1 and source.count(end) == 1, "another bench_serving than this knows"
-source = source.replace(begin, begin + "    _note_cpu('begin')\\n").replace(end, "    _note_cpu('end')\\n" + end)
+source = source.replace(begin, begin + "    _note_cpu('begin')\\n")
+source = source.replace(end, "    _note_cpu('end')\\n" + end)
 noted = {}
 def note(name):
     used = resource.getrusage(resource.RUSAGE_SELF)
     noted[name] = used.ru_utime + used.ru_stime
 sys.argv = ["bench_serving.py", *task["arguments"]]
-exec(compile(source, task["program"], "exec"), {"__name__": "__main__", "__file__": task["program"], "_note_cpu": note})
+names = {"__name__": "__main__", "__file__": task["program"], "_note_cpu": note}
+exec(compile(source, task["program"], "exec"), names)
 print("CPU", noted["end"] - noted["begin"])
 """
 

@@ -3,8 +3,8 @@
 
     fast_server.py --port 31100 --rate 20 [--ttft 0.02] [--own-clock] [--cpu 0]
 
---rate is tokens per second and stream (0: as fast as it can). With --own-clock each stream keeps its own exact
-times (first token after --ttft, then one every 1/rate seconds); without, all streams move on one common tick.
+--rate is tokens per second and stream (0: as fast as it can). With --own-clock each stream keeps its own
+exact times (first token after --ttft, then one every 1/rate seconds); without, all move on one common tick.
 """
 
 from __future__ import annotations

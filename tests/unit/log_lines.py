@@ -186,6 +186,7 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "OSError: /m does not appear to have a file named config.json. Checkout 'https://huggingface.co/m'",
         ),
     ),
+    ("model.no_path", ("OSError: Can't load the configuration of '/no/such/model'. If you were trying to",)),
     ("model.gated", ("OSError: You are trying to access a gated repo.",)),
     (
         "model.unknown_architecture",

@@ -47,7 +47,7 @@ def test_the_call_is_read_from_the_source(source: str, call: FusionCall) -> None
     [
         "def something_else(): pass",
         "def flashinfer_allreduce_residual_rmsnorm(x): comm.new_name(x)",
-        "def flashinfer_allreduce_residual_rmsnorm(x):\n  c.allreduce_fusion()\n  c.trtllm_allreduce_fusion()",
+        "def flashinfer_allreduce_residual_rmsnorm():\n c.allreduce_fusion()\n c.trtllm_allreduce_fusion()",
     ],
 )
 def test_an_unknown_shape_is_refused_not_guessed(source: str) -> None:

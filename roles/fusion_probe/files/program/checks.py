@@ -27,12 +27,12 @@ class Figures:
     rms: float = 0.0  # worst row against the expected size
     bias: float = 0.0  # worst projection on one input
     error: float = 0.0  # norm-wise relative error, for people
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)  # one of each kind, the first
 
     def merge(self, other: Figures) -> None:
         self.worst, self.rms = max(self.worst, other.worst), max(self.rms, other.rms)
         self.bias, self.error = max(self.bias, other.bias), max(self.error, other.error)
-        self.problems.extend(p for p in other.problems if p not in self.problems)
+        self.problems = {**other.problems, **self.problems}
 
 
 def make_inputs(
@@ -108,18 +108,18 @@ def compare(
     ):
         holes = poison_count(out, dtype)
         if int(holes[tokens:].sum()) != out.shape[-1]:
-            figures.problems.append(f"{name}: wrote behind the end of its output")
-        if int(holes[:tokens].sum()):
-            row = int(holes[:tokens].argmax())
-            rows = int((holes[:tokens] > 0).sum())
-            figures.problems.append(
-                f"{name}: {int(holes[:tokens].sum())} elements unwritten in {rows} rows, row {row}"
+            figures.problems[f"{name} end"] = f"{name}: wrote behind the end of its output"
+        unwritten = int(holes[:tokens].sum())
+        if unwritten:
+            figures.problems[f"{name} unwritten"] = (
+                f"{name}: {unwritten} elements unwritten in {int((holes[:tokens] > 0).sum())} rows, "
+                f"row {int(holes[:tokens].argmax())}"
             )
         error = out[:tokens].double() - reference
         finite = torch.isfinite(error)
-        lost = int((~finite).sum()) - int(holes[:tokens].sum())
+        lost = int((~finite).sum()) - unwritten
         if lost:
-            figures.problems.append(
+            figures.problems[f"{name} lost"] = (
                 f"{name}: {lost} elements not finite, row {int((~finite).sum(-1).argmax())}"
             )
         error = torch.where(finite, error, torch.zeros_like(error))
@@ -135,18 +135,14 @@ def _sizes(
     figures = Figures(error=float(error.norm() / reference.norm()))
     element = (error.abs() / bound).amax(-1)
     figures.worst = float(element.max())
-    if figures.worst > 1:
-        bad = int((element > 1).sum())
-        figures.problems.append(
-            f"{name}: {figures.worst:.3g} times the worst case, {bad} rows, row {int(element.argmax())}"
-        )
     row = error.square().mean(-1).sqrt() / (ROW_RMS_SLACK * variance.sqrt())
     figures.rms = float(row.max())
-    if figures.rms > 1:
-        bad = int((row > 1).sum())
-        figures.problems.append(
-            f"{name}: {figures.rms:.3g} times the expected error, {bad} rows, row {int(row.argmax())}"
-        )
+    for what, times in (("worst case", element), ("expected error", row)):
+        if float(times.max()) > 1:
+            figures.problems[f"{name} {what}"] = (
+                f"{name}: {float(times.max()):.3g} times the {what}, {int((times > 1).sum())} rows, "
+                f"row {int(times.argmax())}"
+            )
     return figures
 
 
@@ -164,10 +160,12 @@ def _bias(
         share = float((error * part).sum() / energy.sum())
         deviation = float((energy * variance).sum().sqrt() / energy.sum())
         limit = BIAS_SIGMAS * deviation + limits.bias_floor
-        figures.bias = max(figures.bias, abs(share) / limit)
-        if abs(share) > limit:
+        if abs(share) / limit > max(
+            1.0, figures.bias
+        ):  # the largest is the origin, smaller ones follow from it
             what = f"rank {index}'s input" if index < gathered.shape[0] else "the residual"
-            figures.problems.append(
+            figures.problems["bias"] = (
                 f"residual: {what} counted {1 + share:.4f} times (limit {limit:.2g} off 1)"
             )
+        figures.bias = max(figures.bias, abs(share) / limit)
     return figures

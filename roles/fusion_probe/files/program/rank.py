@@ -168,9 +168,9 @@ class Rank:
             )
         for name, out in (("residual", residual_out), ("norm", norm_out)):
             if not torch.equal(out[0].view(torch.int16), out[CALLS].view(torch.int16)):
-                figures.problems.append(f"{name}: the same call gave other bits the second time")
+                figures.problems[f"{name} moves"] = f"{name}: the same call gave other bits the second time"
             if not self.agrees(out):
-                figures.problems.append(f"{name}: not the bits that rank 0 has")
+                figures.problems[f"{name} differs"] = f"{name}: not the bits that rank 0 has"
         self.channel.send(
             "case",
             case=case["name"],
@@ -178,7 +178,7 @@ class Rank:
             rms=figures.rms,
             bias=figures.bias,
             error=figures.error,
-            problems=figures.problems[:6],
+            problems=list(figures.problems.values()),
         )
 
     def inputs_of(self, index: int, case: dict[str, Any]) -> Any:
