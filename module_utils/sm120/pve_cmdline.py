@@ -21,9 +21,7 @@ _GRUB_LINE = re.compile(
 )
 
 # Parameters that may stand several times; of all others the wanted value takes the place of another.
-_REPEATABLE = frozenset(
-    {"console", "earlycon", "hugepages", "hugepagesz", "module_blacklist", "vfio_pci.ids"}
-)
+_REPEATABLE = frozenset({"console", "earlycon", "module_blacklist", "vfio_pci.ids"})
 
 # The values that exist; "off" of each turns passthrough off.
 _KNOWN_VALUES: dict[str, set[str]] = {

@@ -35,6 +35,13 @@ parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True
         ("iommu=off quiet", [], ["iommu=off"], "quiet"),
         ("console=tty0", ["console=ttyS0"], [], "console=tty0 console=ttyS0"),
         ("pcie-aspm=force", ["pcie_aspm=off"], [], "pcie_aspm=off"),
+        # hugepages= counts pages of the size named before it: of two settings one would be misread
+        (
+            "hugepages=512 quiet",
+            ["default_hugepagesz=1G", "hugepagesz=1G", "hugepages=64"],
+            [],
+            "quiet default_hugepagesz=1G hugepagesz=1G hugepages=64",
+        ),
         ('a="x y" b', ["c"], [], 'a="x y" b c'),
         ("", ["a", "b=1"], [], "a b=1"),
         ("intel_iommu=on", ["iommu=pt"], [], "intel_iommu=on iommu=pt"),
