@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .pve_client import Client, PveError, TaskFailed
-from .pve_facts import Facts, collect, collect_session, reread, running_tasks
+from .pve_facts import Facts, collect, collect_cluster, reread, running_tasks
 from .pve_finding import Finding, errors, render
 from .pve_plan import Plan, make_plan, read_privileges
 from .pve_preflight import check_cluster, check_privileges
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def _read(client: Client, spec: VmSpec) -> Facts:
-    facts = collect_session(client, is_root=client.auth.is_root, caller=client.auth.label)
+    facts = collect_cluster(client, is_root=client.auth.is_root, caller=client.auth.label)
     findings = [*check_cluster(spec, facts), *check_privileges(facts, read_privileges(spec))]
     if findings:
         raise Refused(findings)

@@ -18,7 +18,7 @@ __all__ = [
     "Use",
     "Vm",
     "collect",
-    "collect_session",
+    "collect_cluster",
     "reread",
     "running_tasks",
 ]
@@ -251,7 +251,7 @@ def running_tasks(client: Reader, spec: VmSpec) -> list[str]:
     ]
 
 
-def collect_session(client: Reader, *, is_root: bool, caller: str) -> Facts:
+def collect_cluster(client: Reader, *, is_root: bool, caller: str) -> Facts:
     """Who we are to the cluster, and which nodes it has: readable by everyone who can log in."""
     facts = Facts(is_root=is_root, caller=caller)
     facts.version = str((client.get("/version") or {}).get("version", ""))
