@@ -83,6 +83,7 @@ def _cached_variable(value: str) -> Edit:
 _FROM_UTILS = _cached_variable("is_sm120_supported()")
 _FROM_PLATFORM = _cached_variable("get_platform().is_sm120")
 
+_RUNNER_AUTO = r"as MoE runner backend on [sS][mM]100 for"
 
 GATES = (
     Gate(
@@ -265,13 +266,13 @@ GATES = (
                 versions=">=0.5.8,<0.5.15",
                 kind="listed",
                 path=_SERVER_ARGS,
-                pattern=r"is_sm100_supported\(\)",
+                pattern=_RUNNER_AUTO,
             ),
             Variant(
                 versions=">=0.5.15",
                 kind="listed",
                 path=_OVERRIDES,
-                pattern=r"is_sm100",
+                pattern=_RUNNER_AUTO,
             ),
         ),
     ),

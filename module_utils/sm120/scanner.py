@@ -79,7 +79,7 @@ class Condition:
         }
 
 
-def _wanted(name: str) -> Callable[[str], Iterable[Found]] | None:
+def reader_for(name: str) -> Callable[[str], Iterable[Found]] | None:
     """The reader for a file, by its path; None for a file that is not looked at."""
     if name.startswith("sglang/srt/") and name.endswith(".py"):
         return python_conditions
@@ -91,9 +91,9 @@ def _wanted(name: str) -> Callable[[str], Iterable[Found]] | None:
 def _files(package: Package) -> list[str]:
     """Files to look at: what the wheel's RECORD lists, or what lies in a checkout."""
     if package.source == "wheel":
-        return [name for name in package.hashes if _wanted(name)]
+        return [name for name in package.hashes if reader_for(name)]
     found = (str(path.relative_to(package.base)) for path in package.root.rglob("*") if path.is_file())
-    return sorted(name for name in found if _wanted(name))
+    return sorted(name for name in found if reader_for(name))
 
 
 def scan_package(package: Package) -> list[Condition]:
@@ -107,7 +107,7 @@ def scan_package(package: Package) -> list[Condition]:
     found = []
     for name in files:
         path = package.base / name
-        reader = _wanted(name)
+        reader = reader_for(name)
         if reader is None:
             continue
         try:
