@@ -71,7 +71,9 @@ def test_companions_of_another_version(
         ("0.7.1", "no answer", False),
     ],
 )
-def test_an_old_compiler_is_told(make_site: Any, tmp_path: Path, flashinfer: str, release: str, old: bool) -> None:
+def test_an_old_compiler_is_told(
+    make_site: Any, tmp_path: Path, flashinfer: str, release: str, old: bool
+) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
     nvcc.chmod(0o755)

@@ -73,9 +73,15 @@ def test_decorators_lists_comments_and_multicast() -> None:
 @pytest.mark.parametrize(
     ("directive", "admits"),
     [
-        ("#if (defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900) && (__CUDA_ARCH__ < 1200))", "9.0 10.0 10.3 11.0"),
+        (
+            "#if (defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900) && (__CUDA_ARCH__ < 1200))",
+            "9.0 10.0 10.3 11.0",
+        ),
         ("#if defined(__CUDA_ARCH__) && \\\n    (__CUDA_ARCH__ == 900)", "9.0"),
-        ("#  elif __CUDA_ARCH__ >= 1000 || defined(FORCE) // comment", "8.0 8.9 9.0 10.0 10.3 11.0 12.0 12.1"),
+        (
+            "#  elif __CUDA_ARCH__ >= 1000 || defined(FORCE) // comment",
+            "8.0 8.9 9.0 10.0 10.3 11.0 12.0 12.1",
+        ),
         ("#if !(__CUDA_ARCH__ < 1000)", "10.0 10.3 11.0 12.0 12.1"),
     ],
 )
@@ -110,7 +116,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("sglang", ["0.5.9", "0.5.23"])
-def test_every_gate_of_the_catalogue_is_found_and_nothing_else_is_left(whole: dict[str, Path], sglang: str) -> None:
+def test_every_gate_of_the_catalogue_is_found_and_nothing_else_is_left(
+    whole: dict[str, Path], sglang: str
+) -> None:
     conditions, findings = scanned(whole[sglang])
     seen = {condition.gate for condition in conditions}
     expected = {each.gate.id for each in findings if each.variant and each.variant.kind in ("edit", "listed")}
@@ -152,7 +160,11 @@ def test_a_planted_gate_is_unlisted(make_site: Any, relative: str, text: str) ->
 def keep_only_unpacked(site: Path) -> None:
     """Let RECORD list what is there, as if the wheel held nothing else."""
     for record in site.glob("*.dist-info/RECORD"):
-        lines = [line for line in record.read_text().splitlines() if (site / line.split(",")[0].strip('"')).exists()]
+        lines = [
+            line
+            for line in record.read_text().splitlines()
+            if (site / line.split(",")[0].strip('"')).exists()
+        ]
         record.write_text("\n".join(lines) + "\n")
 
 
