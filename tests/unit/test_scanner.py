@@ -52,8 +52,9 @@ def test_what_does_not_depend_is_no_condition(expression: str) -> None:
 
 def test_a_guard_admits_what_it_does_not_turn_away() -> None:
     text = "def f():\n    if not (is_sm90_supported() or is_sm100_supported()):\n        raise ValueError\n"
-    ((line, _, form, _, admits, _),) = python_conditions(text)
-    assert (line, form, admits) == (2, "guard", ("9.0", "10.0", "10.3"))
+    (found,) = python_conditions(text)
+    assert (found.first, found.form, found.within) == (2, "guard", "f")
+    assert found.admits == ("9.0", "10.0", "10.3")
 
 
 def test_decorators_lists_comments_and_multicast() -> None:
@@ -61,7 +62,7 @@ def test_decorators_lists_comments_and_multicast() -> None:
         "@supported_compute_capability([90, 100])\ndef f():\n    pass\n"
         "g(supported_major_versions=[9, 10])\nL = [\n    'a',\n    # 'b',\n]\ncuda.cuMulticastGetGranularity(x)\n"
     )
-    found = [(line, form, admits) for line, _, form, _, admits, _ in python_conditions(text)]
+    found = [(each.first, each.form, each.admits) for each in python_conditions(text)]
     assert found == [
         (1, "list supported_compute_capability", ("9.0", "10.0", "10.3")),
         (4, "list supported_major_versions", ("9.0", "10.0", "10.3")),
@@ -87,10 +88,7 @@ def test_decorators_lists_comments_and_multicast() -> None:
 )
 def test_preprocessor_conditions(directive: str, admits: str) -> None:
     found = list(cuda_conditions(f"int x;\n{directive}\nint y;\n#endif\n"))
-    if len(admits.split()) == len(scan_values.CAPABILITIES) and "FORCE" in directive:
-        assert [each[4] for each in found] in ([], [tuple(admits.split())])
-    else:
-        assert [(each[0], each[4]) for each in found] == [(2, tuple(admits.split()))]
+    assert [(each.first, each.admits) for each in found] == [(2, tuple(admits.split()))]
 
 
 def test_directives_that_ask_for_device_code_only_are_no_condition() -> None:
