@@ -23,8 +23,9 @@ VERSION = "0.6.3"
 # One kernel of the header, instantiated; nothing of the rest of FlashInfer is needed to compile it.
 UNIT = """
 #include <flashinfer/comm/trtllm_allreduce.cuh>
-using namespace flashinfer::trtllm_allreduce;
-template __global__ void rms_norm_kernel<__nv_bfloat16, true, true, false>(AllReduceParams<__nv_bfloat16>);
+void* instantiate() {
+  return (void*)&flashinfer::trtllm_allreduce::reduce_fusion::rms_norm_kernel<__nv_bfloat16, false, true, true, false>;
+}
 """
 
 pytestmark = [
