@@ -131,8 +131,9 @@ units:
   elements: str
 conditions:
   description: >-
-    With O(scan), every condition found: C(path), C(line), C(form), C(text), C(admits) (capabilities that it can
-    be true for, or that a guard does not turn away), C(sm120), C(on_path) and C(gate) (its gate, or null).
+    With O(scan), every condition found: C(path), C(line), C(form), C(text), C(within) (its function), C(admits)
+    (capabilities that it can be true for, or that a guard does not turn away), C(sm120), C(on_path) and C(gate)
+    (its gate, or null).
   returned: always
   type: list
   elements: dict

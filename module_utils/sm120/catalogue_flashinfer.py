@@ -64,8 +64,8 @@ GATES = (
                         {
                             "after": _FUNCTION,
                             "before": _NEXT_FUNCTION,
-                            "regexp": r"supported_major_versions=\[9, 10\]$",
-                            "replace": "supported_major_versions=[9, 10, 12]",
+                            "regexp": r"^        supported_major_versions=\[9, 10\]$",
+                            "replace": "        supported_major_versions=[9, 10, 12]",
                         },
                     ),
                 ),
@@ -95,8 +95,8 @@ GATES = (
                     Edit(
                         "lineinfile",
                         {
-                            "regexp": r"^( +)if multicast_supported == 0:$",
-                            "line": r"\1if multicast_supported == 0 and enable_multicast:",
+                            "regexp": r"^        if multicast_supported == 0:$",
+                            "line": "        if multicast_supported == 0 and enable_multicast:",
                             "backrefs": True,
                         },
                     ),
@@ -104,7 +104,10 @@ GATES = (
                         "blockinfile",
                         {
                             "marker": "        # {mark} sm120 fusion.workspace_multicast answer",
-                            "insertbefore": r"^        # Calculate signal pad offset with alignment",
+                            "insertbefore": (
+                                r"^        # Calculate signal pad offset with alignment"
+                                r" \(matching C\+\+ exactly\)$"
+                            ),
                             "block": "        self._board_has_multicast = multicast_supported != 0",
                         },
                     ),

@@ -24,8 +24,8 @@ _IMPORT = Edit(
 _CONDITION = Edit(
     "lineinfile",
     {
-        "regexp": r"^( +)\(_is_sm90_supported or _is_sm100_supported\)$",
-        "line": r"\1(_is_sm90_supported or _is_sm100_supported or _is_sm120_supported)",
+        "regexp": r"^        \(_is_sm90_supported or _is_sm100_supported\)$",
+        "line": "        (_is_sm90_supported or _is_sm100_supported or _is_sm120_supported)",
         "backrefs": True,
     },
 )
@@ -63,26 +63,27 @@ def _condition_in_auto_enable(calls: tuple[str, str, str]) -> Edit:
         {
             "after": r"\ndef _flashinfer_allreduce_fusion_auto_enable\(",
             "before": r"\n(?=[@d])",
-            "regexp": f"{_closed(calls)}$",
-            "replace": _opened(calls),
+            "regexp": f"^        and {_closed(calls)}$",
+            "replace": f"        and {_opened(calls)}",
         },
     )
 
 
-def _cached_variable(value: str) -> Edit:
+def _cached_variable(sm100: str, sm120: str) -> Edit:
     return Edit(
         "blockinfile",
         {
             "marker": "# {mark} sm120 fusion.runtime",
-            "insertafter": r"^_is_sm100_supported = _is_cuda and ",
-            "block": f"_is_sm120_supported = _is_cuda and {value}",
+            "insertafter": f"^_is_sm100_supported = _is_cuda and {re.escape(sm100)}$",
+            "block": f"_is_sm120_supported = _is_cuda and {sm120}",
         },
     )
 
 
-_FROM_UTILS = _cached_variable("is_sm120_supported()")
-_FROM_PLATFORM = _cached_variable("get_platform().is_sm120")
+_FROM_UTILS = _cached_variable(*_FUNCTIONS[1:])
+_FROM_PLATFORM = _cached_variable(*_PLATFORM[1:])
 
+_RUNNER_AUTO = r"as MoE runner backend on [sS][mM]100 for"
 
 GATES = (
     Gate(
@@ -226,8 +227,8 @@ GATES = (
                     Edit(
                         "lineinfile",
                         {
-                            "regexp": r'^( +)# "flashinfer_cutlass",$',
-                            "line": r'\1"flashinfer_cutlass",',
+                            "regexp": r'^            # "flashinfer_cutlass",$',
+                            "line": '            "flashinfer_cutlass",',
                             "backrefs": True,
                         },
                     ),
@@ -265,13 +266,13 @@ GATES = (
                 versions=">=0.5.8,<0.5.15",
                 kind="listed",
                 path=_SERVER_ARGS,
-                pattern=r"is_sm100_supported\(\)",
+                pattern=_RUNNER_AUTO,
             ),
             Variant(
                 versions=">=0.5.15",
                 kind="listed",
                 path=_OVERRIDES,
-                pattern=r"is_sm100",
+                pattern=_RUNNER_AUTO,
             ),
         ),
     ),

@@ -56,15 +56,18 @@ def _blockinfile(text: str, args: dict[str, Any]) -> tuple[str, int]:
     return "".join(lines), len(hits)
 
 
-def _replace(text: str, args: dict[str, Any]) -> tuple[str, int]:
+def _section(text: str, args: dict[str, Any]) -> tuple[int, int]:
+    """The part of a text that replace works in; empty where its bounds are not found."""
     after, before = args.get("after"), args.get("before")
-    start, stop = 0, len(text)
-    if after or before:
-        inside = f"{after or ''}(?P<subsection>.*{'?' if after and before else ''}){before or ''}"
-        section = re.search(inside, text, re.DOTALL)
-        if section is None:
-            return text, 0
-        start, stop = section.span("subsection")
+    if not after and not before:
+        return 0, len(text)
+    inside = f"{after or ''}(?P<subsection>.*{'?' if after and before else ''}){before or ''}"
+    section = re.search(inside, text, re.DOTALL)
+    return section.span("subsection") if section else (0, 0)
+
+
+def _replace(text: str, args: dict[str, Any]) -> tuple[str, int]:
+    start, stop = _section(text, args)
     changed, count = re.subn(re.compile(args["regexp"], re.MULTILINE), args["replace"], text[start:stop])
     return text[:start] + changed + text[stop:], count
 
@@ -107,6 +110,13 @@ def applied_subset(
         except AnchorMismatch:  # an older and a newer form of the same edit exclude each other
             continue
     return None
+
+
+def anchor_lines(text: str, edit: EditRecord) -> list[int]:
+    """Numbers (from 1) of the lines on which an edit's anchor matches."""
+    start, stop = _section(text, edit["args"])
+    matches = re.finditer(anchor(edit), text[start:stop], re.MULTILINE)
+    return [text.count("\n", 0, start + match.start()) + 1 for match in matches]
 
 
 def first_line(text: str, expression: str) -> tuple[int, str] | None:

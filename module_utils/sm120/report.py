@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import catalogue
+from .defeats import find_nvcc, look_for_defeats
 from .gate_lock import holder
 from .manifest import ManifestProblem, load
 from .packages import DISTRIBUTIONS, Package, PackageProblem, by_interpreter, by_root, search_path
@@ -79,9 +80,12 @@ def crossed_layers(found: Survey) -> list[str]:
         for place, lower in enumerate(gates):
             upper = [each.gate.id for each in gates[place + 1 :] if each.state in ("open", "native")]
             if lower.state == "closed" and upper:
+                end = "fail there"
+                if lower.gate.layer == "jit":
+                    end = "die with 'RuntimeError: No supported CUDA architectures found for major versions [9, 10]'"
                 crossed.append(
                     f"{feature}: {', '.join(upper)} would let SM120 through to {lower.gate.id}, which is "
-                    "closed: a server started now would fail there"
+                    f"closed: a server started now would {end}"
                 )
         if found.feature_state(feature) == "partial":
             crossed.append(f"{feature}: only a part of its edits is made, as an interrupted run leaves it")
@@ -155,6 +159,11 @@ def gates_report(request: Request) -> dict[str, Any]:
     answer["lock"] = holder(request.state_dir)
     answer["units"] = _units(request, packages)
     answer["digest"] = answer["wanted_digest"] = found.digest()
+    flashinfer = packages.get("flashinfer")
+    if flashinfer and request.want == "present" and "allreduce_fusion" in request.features:
+        defeats = look_for_defeats(flashinfer, ranges, request.python, find_nvcc(request.python))
+        problems += defeats.problems
+        answer["notes"] += defeats.notes
     problems += [
         problem(each, packages, request.python)
         for each in blocking(found, packages, request.want, request.features)

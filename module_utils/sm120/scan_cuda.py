@@ -42,8 +42,8 @@ def cuda_conditions(text: str) -> Iterator[Found]:
         expression = _as_python(condition)
         if expression is None:
             everything = tuple(f"{major}.{minor}" for major, minor in CAPABILITIES)
-            yield first, last, "preprocessor, not understood", whole, everything, whole
+            yield Found(first, last, "preprocessor, not understood", whole, everything, whole)
             continue
         admits = admitted(expression)
         if admits is not None:
-            yield first, last, "preprocessor", whole, tuple(admits), whole
+            yield Found(first, last, "preprocessor", whole, tuple(admits), whole)

@@ -8,11 +8,22 @@ import re
 import tokenize
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from .scan_values import CAPABILITIES, admitted, major_of, name_of
 
-# First and last line, form, text, admitted capabilities, and the statement around it.
-Found = tuple[int, int, str, str, tuple[str, ...], str]
+
+class Found(NamedTuple):
+    """A condition in a source, and the statement and function around it."""
+
+    first: int
+    last: int
+    form: str
+    text: str
+    admits: tuple[str, ...]
+    statement: str
+    within: str = ""
+
 
 # Only files, and in them only statements, with one of these words are read: all of SGLang would take minutes.
 _TRIGGER = re.compile(
@@ -61,6 +72,7 @@ class _Reader(ast.NodeVisitor):
         self.found: list[Found] = []
         self.statement: ast.stmt | None = None
         self.guards: set[int] = set()
+        self.within = ""
 
     def _add(self, node: ast.expr, form: str, admits: tuple[str, ...]) -> None:
         shown = " ".join(ast.unparse(node).split())
@@ -69,16 +81,9 @@ class _Reader(ast.NodeVisitor):
         last = max(
             node.end_lineno or node.lineno, min(getattr(self.statement, "end_lineno", first), first + 12)
         )
-        self.found.append(
-            (
-                node.lineno,
-                node.end_lineno or node.lineno,
-                form,
-                shown,
-                admits,
-                "\n".join(self.lines[first - 1 : last]),
-            )
-        )
+        around = "\n".join(self.lines[first - 1 : last])
+        ends = node.end_lineno or node.lineno
+        self.found.append(Found(node.lineno, ends, form, shown, admits, around, self.within))
 
     def _is_silent(self, node: ast.AST) -> bool:
         """Whether no line of a node has a word that could matter."""
@@ -93,10 +98,13 @@ class _Reader(ast.NodeVisitor):
             return
         if isinstance(node, ast.stmt):
             outer, self.statement = self.statement, node
+            function = self.within
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.within = node.name
             if isinstance(node, ast.If) and _leaves(node.body):
                 self.guards.add(id(node.test))
             self.generic_visit(node)
-            self.statement = outer
+            self.statement, self.within = outer, function
         elif not (isinstance(node, ast.expr) and self._expression(node)):
             self.generic_visit(node)
 
@@ -146,14 +154,8 @@ def _commented_entries(text: str) -> Iterator[Found]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _COMMENTED_ENTRY.match(token.string) if token.type == tokenize.COMMENT else None
         if match and token.line.strip() == token.string:
-            yield (
-                token.start[0],
-                token.start[0],
-                "commented out of a list",
-                token.string,
-                ("9.0", "10.0"),
-                token.string,
-            )
+            at = token.start[0]
+            yield Found(at, at, "commented out of a list", token.string, ("9.0", "10.0"), token.string)
 
 
 def python_conditions(text: str) -> list[Found]:

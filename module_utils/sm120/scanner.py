@@ -54,6 +54,7 @@ class Condition:
     form: str
     text: str
     admits: tuple[str, ...]
+    within: str
     on_path: bool
     gate: str | None = None
 
@@ -72,6 +73,7 @@ class Condition:
             "line": self.line,
             "form": self.form,
             "text": self.text,
+            "within": self.within,
             "admits": list(self.admits),
             "sm120": self.sm120,
             "on_path": self.on_path,
@@ -79,7 +81,7 @@ class Condition:
         }
 
 
-def _wanted(name: str) -> Callable[[str], Iterable[Found]] | None:
+def reader_for(name: str) -> Callable[[str], Iterable[Found]] | None:
     """The reader for a file, by its path; None for a file that is not looked at."""
     if name.startswith("sglang/srt/") and name.endswith(".py"):
         return python_conditions
@@ -91,9 +93,9 @@ def _wanted(name: str) -> Callable[[str], Iterable[Found]] | None:
 def _files(package: Package) -> list[str]:
     """Files to look at: what the wheel's RECORD lists, or what lies in a checkout."""
     if package.source == "wheel":
-        return [name for name in package.hashes if _wanted(name)]
+        return [name for name in package.hashes if reader_for(name)]
     found = (str(path.relative_to(package.base)) for path in package.root.rglob("*") if path.is_file())
-    return sorted(name for name in found if _wanted(name))
+    return sorted(name for name in found if reader_for(name))
 
 
 def scan_package(package: Package) -> list[Condition]:
@@ -107,7 +109,7 @@ def scan_package(package: Package) -> list[Condition]:
     found = []
     for name in files:
         path = package.base / name
-        reader = _wanted(name)
+        reader = reader_for(name)
         if reader is None:
             continue
         try:
@@ -119,10 +121,24 @@ def scan_package(package: Package) -> list[Condition]:
             ) from None
         except (SyntaxError, UnicodeDecodeError) as error:
             raise ScanProblem(f"{path} cannot be read: {error}") from error
-        for line, last, form, shown, admits, statement in conditions:
-            on_path = bool(_PATH.match(name) or _TALK.search(statement))
-            gate = RUNNER_AUTO if name.startswith("sglang/") and "moe_runner_backend" in statement else None
-            found.append(Condition(str(path), line, last, form, shown, admits, on_path, gate))
+        for each in conditions:
+            on_path = bool(_PATH.match(name) or _TALK.search(each.statement))
+            gate = (
+                RUNNER_AUTO if name.startswith("sglang/") and "moe_runner_backend" in each.statement else None
+            )
+            found.append(
+                Condition(
+                    str(path),
+                    each.first,
+                    each.last,
+                    each.form,
+                    each.text,
+                    each.admits,
+                    each.within,
+                    on_path,
+                    gate,
+                )
+            )
     return found
 
 
@@ -153,6 +169,6 @@ def unlisted(conditions: list[Condition]) -> list[Condition]:
         if each.on_path
         and each.shuts_out_sm120
         and each.gate is None
-        and each.form != "definition"
-        and (Path(each.path).name, each.text) not in REVIEWED
+        and each.form not in ("definition", "architecture string")
+        and (Path(each.path).name, each.within, each.text) not in REVIEWED
     ]

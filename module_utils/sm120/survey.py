@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import catalogue
-from .editing import AnchorMismatch, anchor, applied_subset, first_line, simulate
+from .editing import AnchorMismatch, anchor_lines, applied_subset, first_line, simulate
 from .gate_model import EditRecord, Gate, State, Variant
 from .manifest import PRISTINE, KeptFile, Manifest, kept_bytes
 from .packages import DISTRIBUTIONS, Package, delivered
@@ -56,15 +56,14 @@ class Finding:
         """Lines that this gate is in: its anchors, its pattern, and what its edits make harmless."""
         if self.file is None or self.variant is None:
             return set()
-        edits = catalogue.records(self.gate, self.variant)
-        patterns = [*(anchor(edit) for edit in edits), self.variant.pattern, self.variant.covers]
         text = self.file.text
-        return {
-            text.count("\n", 0, match.end() - 1) + 1
-            for pattern in patterns
-            if pattern
-            for match in re.finditer(pattern, text, re.MULTILINE)
-        }
+        edits = catalogue.records(self.gate, self.variant)
+        lines = {line for edit in edits for line in anchor_lines(text, edit)}
+        for pattern in filter(None, (self.variant.pattern, self.variant.covers)):
+            lines |= {
+                text.count("\n", 0, match.end() - 1) + 1 for match in re.finditer(pattern, text, re.MULTILINE)
+            }
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -112,16 +111,34 @@ def look_at(package: Package, relative: str, manifest: Manifest, state_dir: Path
     return FileState(package, relative, truth, now, pristine, recorded, applied, trouble)
 
 
-def _shown(text: str, edit: EditRecord, opened: bool) -> tuple[int | None, str]:
-    """Line and text of a gate as it stands in a file."""
-    if not opened:
-        expression = str(edit["args"].get("after", "")) and anchor(edit).removesuffix("$")
-        hit = first_line(text, expression or anchor(edit))
-    else:
-        made = str(edit["args"].get("line") or edit["args"].get("replace") or edit["args"].get("block"))
-        made = re.sub(r"\\\d", "", made).strip().splitlines()[0]
-        hit = first_line(text, re.escape(made)) if len(made) > 1 else None
-    return hit if hit else (None, "")
+def _line(text: str, number: int | None) -> str:
+    return text.splitlines()[number - 1].strip() if number else ""
+
+
+def _closed_at(text: str, edit: EditRecord) -> int | None:
+    return next(iter(anchor_lines(text, edit)), None)
+
+
+def _opened_at(text: str, edit: EditRecord) -> int | None:
+    """The line that an edit has made, as far as its own text tells; the anchor's may be gone."""
+    args = edit["args"]
+    made = str(args.get("line") or args.get("replace") or args["marker"].replace("{mark}", "BEGIN"))
+    made = re.sub(r"\\\d", "", made).strip()
+    hit = (
+        first_line(text, str(args.get("after", "")) + r"[\s\S]*?" + re.escape(made))
+        if len(made) > 1
+        else None
+    )
+    if hit is None:
+        return None
+    return next(number for number in range(hit[0], text.count("\n") + 2) if made in _line(text, number))
+
+
+def _after(pristine: bytes, edit: EditRecord) -> str:
+    """What the anchor's line is after an edit; of a block, its first line."""
+    if edit["module"] == "blockinfile":
+        return str(edit["args"]["block"]).splitlines()[0].strip()
+    return _line(simulate(pristine, [edit]).decode(), _closed_at(pristine.decode(), edit))
 
 
 def _edit_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
@@ -133,23 +150,25 @@ def _edit_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
     known = [edit for edit in file.recorded.edits if edit["gate"] == gate.id] if file.recorded else []
     if not applied:
         try:
-            opened = simulate(file.pristine, mine)
+            simulate(file.pristine, mine)
         except (AnchorMismatch, ValueError) as error:
             return Finding(gate, variant, file, "unknown", None, str(error), "the anchors of the catalogue")
-        line, text = _shown(file.text, mine[-1], opened=False)
-        return Finding(
-            gate, variant, file, "closed", line, text, _shown(opened.decode(), mine[-1], opened=True)[1]
-        )
-    line, text = _shown(file.text, applied[-1], opened=True)
+        at = _closed_at(file.text, mine[-1])
+        expected = _after(file.pristine, mine[-1])
+        return Finding(gate, variant, file, "closed", at, _line(file.text, at), expected)
+    at = _opened_at(file.text, applied[-1])
     state = "open" if len(applied) == len(known) else "partial"
-    return Finding(gate, variant, file, state, line, text, f"{len(known)} edits, found {len(applied)}")
+    expected = f"{len(known)} edits, found {len(applied)}"
+    return Finding(gate, variant, file, state, at, _line(file.text, at), expected)
 
 
 def _text_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
     """A gate that upstream opened, does not have, or that is only listed."""
     text = file.text
     count = len(re.findall(variant.pattern, text, re.MULTILINE)) if text else 0
-    line, shown = first_line(text, variant.pattern) or (None, "")
+    match = re.search(variant.pattern, text, re.MULTILINE)
+    line = text.count("\n", 0, match.end() - 1) + 1 if match else None
+    shown = _line(text, line)
     if variant.kind == "absent" and count == 0:
         return Finding(gate, variant, file, "absent", None, "no such text", "no such text")
     if variant.kind == "native" and count == variant.count:

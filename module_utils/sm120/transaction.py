@@ -182,8 +182,11 @@ def forget(state_dir: Path, plan: Plan, dry: bool) -> bool:
 
 
 def _forget(manifest: Manifest, plan: Plan) -> None:
+    versions = {package["root"]: package["version"] for package in plan["packages"].values()}
     for root in plan["stale"]:
-        manifest.entries.pop(root, None)
+        # keep may have put an entry for the version that is now installed in its place.
+        if root in manifest.entries and manifest.entries[root].version != versions.get(root):
+            del manifest.entries[root]
     for file in plan["files"]:
         entry = manifest.entries.get(file["root"])
         if entry and _now(file) == file["sha256_pristine"]:

@@ -34,6 +34,6 @@ FLASHINFER = (
 CLOSED = FLASHINFER[: FLASHINFER.index("0.6.17")]
 NATIVE = FLASHINFER[FLASHINFER.index("0.6.17") :]
 
-# FlashInfer on its own is opened under the oldest SGLang; two installations that no release pins come on top.
+# A FlashInfer that no SGLang pins is opened under the oldest SGLang; two mixed installations come on top.
 ALONE_UNDER = "0.5.8"
 MIXED = (("0.5.9", "0.7.2"), ("0.5.23", "0.6.3"))
