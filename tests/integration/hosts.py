@@ -176,6 +176,20 @@ class Host:
         told: dict[str, Any] = json.loads(self.read(f"{STATE}/manifest.json"))
         return told
 
+    def edited(self) -> dict[str, str]:
+        """What each file of the manifest is: pristine, open (as planned) or partial."""
+        told = {}
+        for root, entry in self.manifest()["entries"].items():
+            for name, kept in entry["files"].items():
+                now = self.sha256(f"{Path(root).parent}/{name}")
+                known = {kept["sha256_pristine"]: "pristine", kept["sha256_after"]: "open"}
+                told[name] = known.get(now, "partial")
+        return told
+
+    def settled(self) -> set[str]:
+        """Digests of the edited files for which the kernels were last purged."""
+        return {each["digest"] for each in self.manifest()["settled"].values()}
+
     def active(self, instance: str = "main") -> str:
         return self.sh(f"systemctl is-active sglang-{instance}.service || true").strip()
 

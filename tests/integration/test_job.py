@@ -155,7 +155,7 @@ def test_second_run_changes_nothing_and_every_token_is_accounted_for(host: Host,
         requests = rung["concurrency"] * 2
         assert (rung["completed"], rung["failed"], rung["valid"]) == (requests, 0, True)
         assert rung["output_tokens"] == requests * OUTPUT_TOKENS
-        assert rung["tokens_requested"] == rung["output_tokens"] + rung["warmup"]["tokens"]
+        assert rung["tokens_requested"] == rung["output_tokens"] + rung["warmup"]["tokens_received"]
     asked = sum(each["tokens_requested"] for each in measured)
     probes = sum(each["evidence"]["generation"]["completion_tokens"] for each in run.results("sglang_health"))
     assert probes > 0
