@@ -22,6 +22,7 @@ SITE = f"{VENV}/lib/python3.11/site-packages"
 STATE = "/var/lib/sglang-sm120/gates"
 COMMUNICATOR = f"{SITE}/sglang/srt/layers/communicator.py"
 RUN_TIMEOUT_SECONDS = 900
+KILLED = -9
 
 # What a play may change. Times of change, not only contents: a file written with the same bytes was touched.
 WATCHED = "/etc /opt /srv /usr/local /var/lib/sglang /var/lib/sglang-sm120 /home"
@@ -128,8 +129,9 @@ class Host:
         whole = [path for path in told.glob("job_events/*.json") if not path.stem.endswith("-partial")]
         events = sorted((json.loads(path.read_text()) for path in whole), key=lambda event: event["counter"])
         stats = [each["event_data"] for each in events if each["event"] == "playbook_on_stats"]
+        rc = (told / "rc").read_text()
         return Run(
-            rc=int((told / "rc").read_text()),
+            rc=KILLED if rc == "None" else int(rc),
             changed=sum(count for each in stats for count in each["changed"].values()),
             events=events,
             stdout=(told / "stdout").read_text(),
