@@ -82,6 +82,7 @@ class Host:
             "ansible_ssh_private_key_file": str(LAB / "id_ed25519"),
             "ansible_ssh_common_args": f"-o UserKnownHostsFile={LAB / 'known_hosts'}",
             "sglang_server_port": server_port,
+            "sglang_server_start_timeout_seconds": 900,  # a test machine may be busy
             "sglang_verify_artifacts_dir": str(folder / "artifacts"),
             "sglang_verify_repeats": 1,
             "sglang_verify_output_tokens": 32,
