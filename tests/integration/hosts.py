@@ -22,6 +22,7 @@ SITE = f"{VENV}/lib/python3.11/site-packages"
 STATE = "/var/lib/sglang-sm120/gates"
 COMMUNICATOR = f"{SITE}/sglang/srt/layers/communicator.py"
 RUN_TIMEOUT_SECONDS = 900
+KILLED = -9
 
 # What a play may change. Times of change, not only contents: a file written with the same bytes was touched.
 WATCHED = "/etc /opt /srv /usr/local /var/lib/sglang /var/lib/sglang-sm120 /home"
@@ -81,6 +82,7 @@ class Host:
             "ansible_ssh_private_key_file": str(LAB / "id_ed25519"),
             "ansible_ssh_common_args": f"-o UserKnownHostsFile={LAB / 'known_hosts'}",
             "sglang_server_port": server_port,
+            "sglang_server_start_timeout_seconds": 900,  # a test machine may be busy
             "sglang_verify_artifacts_dir": str(folder / "artifacts"),
             "sglang_verify_repeats": 1,
             "sglang_verify_output_tokens": 32,
@@ -128,8 +130,9 @@ class Host:
         whole = [path for path in told.glob("job_events/*.json") if not path.stem.endswith("-partial")]
         events = sorted((json.loads(path.read_text()) for path in whole), key=lambda event: event["counter"])
         stats = [each["event_data"] for each in events if each["event"] == "playbook_on_stats"]
+        rc = (told / "rc").read_text()
         return Run(
-            rc=int((told / "rc").read_text()),
+            rc=KILLED if rc == "None" else int(rc),
             changed=sum(count for each in stats for count in each["changed"].values()),
             events=events,
             stdout=(told / "stdout").read_text(),
@@ -175,6 +178,20 @@ class Host:
     def manifest(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.read(f"{STATE}/manifest.json"))
         return told
+
+    def edited(self) -> dict[str, str]:
+        """What each file of the manifest is: pristine, open (as planned) or partial."""
+        told = {}
+        for root, entry in self.manifest()["entries"].items():
+            for name, kept in entry["files"].items():
+                now = self.sha256(f"{Path(root).parent}/{name}")
+                known = {kept["sha256_pristine"]: "pristine", kept["sha256_after"]: "open"}
+                told[name] = known.get(now, "partial")
+        return told
+
+    def settled(self) -> set[str]:
+        """Digests of the edited files for which the kernels were last purged."""
+        return {each["digest"] for each in self.manifest()["settled"].values()}
 
     def active(self, instance: str = "main") -> str:
         return self.sh(f"systemctl is-active sglang-{instance}.service || true").strip()
