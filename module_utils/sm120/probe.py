@@ -22,7 +22,7 @@ from .probe_call import (
     parse_call,
 )
 from .probe_cases import Case, matrix
-from .probe_report import BUILD_STAGES, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
+from .probe_report import BUILD_STAGES, PLAY, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
 from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
 from .probe_watch import Failure, Watch
 
@@ -84,7 +84,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
         )
     except OSError as error:
         raise ProbeError(
-            f"{settings.python} cannot be run: {error.strerror}. Run playbooks/runtime.yml first"
+            f"{settings.python} cannot be run: {error.strerror}. Run: {PLAY}runtime.yml"
         ) from None
     if done.returncode:
         raise ProbeError(
@@ -97,9 +97,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
 def fusion_call(facts: Mapping[str, Any]) -> FusionCall:
     packages = facts["packages"]
     if "flashinfer-python" not in packages:
-        raise ProbeError(
-            "flashinfer-python is not installed in this environment. Run playbooks/runtime.yml first"
-        )
+        raise ProbeError("flashinfer-python is not installed in this environment. Run: {PLAY}runtime.yml")
     root = packages.get("sglang", {}).get("root", "")
     if not root:
         return call_without_sglang(packages["flashinfer-python"]["version"])
@@ -201,10 +199,7 @@ class Probe:
         if not found:
             self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
         else:
-            text = (
-                f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: "
-                "set fusion_probe_ranks to the server's tensor parallel size"
-            )
+            text = self.stages[compute[0]].detail
             self.failures.append(Failure(compute[0], "ranks", text))
             self.stages[compute[0]].status = "failed"
 
