@@ -75,10 +75,12 @@ unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where
 	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(OLD_VENV)/.ready && $(OLD_VENV)/bin/pytest -n 2; \
 	else echo "no Python 3.11 here: the unit tests did not run on ansible-core 2.19"; fi
 
-molecule: $(BIN)/.ready-dev ## the playbooks users run, in systemd containers
+molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 	$(LAB) bootstrap
+	$(LAB) bake
 	MOLECULE_GLOB='tests/molecule/*/molecule.yml' molecule -c tests/molecule/config.yml test --all
 
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap
-	pytest tests/integration
+	$(LAB) bake
+	pytest -n 2 --dist loadfile tests/integration

@@ -44,6 +44,12 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  scan:
+    description: >-
+      Whether to look for conditions on the compute capability with no help from the catalogue too. Takes some
+      seconds.
+    type: bool
+    default: false
   capability:
     description: Compute capability of the GPUs, C(major.minor).
     type: str
@@ -123,6 +129,20 @@ units:
   returned: always
   type: list
   elements: str
+conditions:
+  description: >-
+    With O(scan), every condition found: C(path), C(line), C(form), C(text), C(admits) (capabilities that it can
+    be true for, or that a guard does not turn away), C(sm120), C(on_path) and C(gate) (its gate, or null).
+  returned: always
+  type: list
+  elements: dict
+unlisted:
+  description: >-
+    Those of RV(conditions) on the path of the fusion or of the fused MoE that shut SM120 out, that no gate covers
+    and that nobody has judged harmless.
+  returned: always
+  type: list
+  elements: dict
 notes:
   description: What an operator should know; it stops nothing.
   returned: always
@@ -157,6 +177,7 @@ def argument_spec() -> dict[str, Any]:
         },
         "want": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         "capability": {"type": "str", "default": "12.0"},
+        "scan": {"type": "bool", "default": False},
     }
 
 
@@ -176,6 +197,7 @@ def main() -> None:
         features=given["features"],
         want=given["want"],
         capability=given["capability"],
+        scan=given["scan"],
     )
     module.exit_json(changed=False, **gates_report(request))
 

@@ -15,6 +15,7 @@ Environment:
 from __future__ import annotations
 
 import argparse
+import fcntl
 import functools
 import hashlib
 import io
@@ -100,8 +101,9 @@ def engine_argv() -> tuple[str, ...]:
     ]
     if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
         lines.append('runtime = "runc"')  # crun refuses hybrid cgroups
-    conf = STATE / "containers.conf"
-    conf.write_text("\n".join(lines) + "\n")
+    conf, text = STATE / "containers.conf", "\n".join(lines) + "\n"
+    if not conf.exists() or conf.read_text() != text:
+        conf.write_text(text)
     return (*root_prefix(), "env", f"CONTAINERS_CONF={conf}", "podman")
 
 
@@ -161,11 +163,13 @@ def keys() -> tuple[Path, Path]:
 
 
 def trust_host_key(port: int, host_key: Path) -> None:
-    known = STATE / "known_hosts"
-    lines = set(known.read_text().splitlines()) if known.exists() else set()
     kind, key, _comment = host_key.with_suffix(".pub").read_text().split()
-    lines.add(f"[127.0.0.1]:{port} {kind} {key}")
-    known.write_text("\n".join(sorted(lines)) + "\n")
+    with (STATE / "known_hosts").open("a+") as known:
+        fcntl.flock(known, fcntl.LOCK_EX)  # hosts are started side by side
+        known.seek(0)
+        line = f"[127.0.0.1]:{port} {kind} {key}\n"
+        if line not in known.readlines():
+            known.write(line)
 
 
 def pip_settings() -> tuple[str, dict[str, str]]:
@@ -255,8 +259,10 @@ def create(name: str, port: int, image: str, host_key: Path, operator_key: Path)
     )
 
 
-def up(name: str, port: int, image: str | None = None) -> None:
+def up(name: str, port: int, image: str | None = None, baked: bool = False) -> None:
     """Start a host; one of that name that exists is started again, not replaced."""
+    if baked and not container_exists(name):
+        image = bake()
     operator_key, host_key = keys()
     trust_host_key(port, host_key)
     if not container_exists(name):
@@ -295,6 +301,52 @@ def commit(name: str, image: str) -> None:
     say(f"{name} kept as {image}")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def runtime_image() -> str:
+    """The name of the image that carries the demo's runtime and model: one per content."""
+    recipe = hashlib.sha256(base_image().encode())
+    sources = [ROOT / "playbooks/runtime.yml", *(ROOT / "inventories/demo/group_vars").rglob("*.yml")]
+    for role in ("sglang_runtime", "sglang_model"):
+        sources += [path for path in (ROOT / "roles" / role).rglob("*") if path.suffix not in (".md", ".pyc")]
+    for path in sorted(sources):
+        if path.is_file():
+            recipe.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return f"localhost/sm120-lab-runtime:{recipe.hexdigest()[:12]}"
+
+
+def bake() -> str:
+    """Make that image, by the playbook that installs runtime and model on any host; its name."""
+    image = runtime_image()
+    if image_exists(image):
+        return image
+    say(f"making the image {image}: the runtime, installed once for all test hosts (a minute or two)")
+    down("bake")
+    port = free_port()
+    up("bake", port)
+    try:
+        playbook = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "inventories/demo"]
+        done = subprocess.run(
+            [*playbook, "playbooks/runtime.yml"],
+            cwd=ROOT,
+            env={**os.environ, "SM120_DEMO_PORT": str(port)},
+        )
+        if done.returncode:
+            raise LabError(f"wanted: {image}; found: playbooks/runtime.yml failed, as told above")
+        engine(
+            "exec", container("bake"), "rm", "-rf", "/root/.cache", "/root/.ansible", "/root/.ansible_async"
+        )
+        commit("bake", image)
+    finally:
+        down("bake")
+    return image
+
+
 def shell(name: str) -> None:
     if not container_exists(name):
         raise LabError(f"wanted: a host {name}; found: none. Run: make {name}")
@@ -307,19 +359,27 @@ def main() -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("bootstrap", help="install the engine and mmdebstrap if they are missing")
+    actions.add_parser("bake", help="make the image that carries the demo's runtime and model")
     start = actions.add_parser("up", help="start a host")
     start.add_argument("name")
     start.add_argument("--port", type=int, required=True, help="its ssh port on 127.0.0.1")
     start.add_argument("--image")
+    start.add_argument("--baked", action="store_true", help="on the image that has the runtime and model")
     for action, text in (("down", "remove a host"), ("shell", "a root shell on a host")):
         actions.add_parser(action, help=text).add_argument("name")
     keep = actions.add_parser("commit", help="stop a host and keep its files as an image")
     keep.add_argument("name")
     keep.add_argument("image")
     given = vars(parser.parse_args())
-    action = {"bootstrap": bootstrap, "up": up, "down": down, "shell": shell, "commit": commit}[
-        given.pop("action")
-    ]
+    known = {
+        "bootstrap": bootstrap,
+        "bake": bake,
+        "up": up,
+        "down": down,
+        "shell": shell,
+        "commit": commit,
+    }
+    action = known[given.pop("action")]
     try:
         action(**given)
     except LabError as error:

@@ -90,6 +90,7 @@ GATES = (
                 versions=">=0.6.0,<0.6.10",
                 kind="edit",
                 path=_MNNVL,
+                covers=r"cuda\.cuMulticastGetGranularity\(|MULTICAST_SUPPORTED",
                 edits=(
                     Edit(
                         "lineinfile",

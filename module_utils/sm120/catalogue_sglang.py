@@ -103,6 +103,7 @@ GATES = (
                 versions=">=0.5.11",
                 kind="edit",
                 path=_COMM_FUSION,
+                covers=r"cuda_driver\.cuMulticastGetGranularity\(",
                 edits=(
                     Edit(
                         "blockinfile",

@@ -9,49 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .redact import redact
+from .signature import CAPTURING, CAUSE, LOADING, POOLING, SERVING, WARNING, Signature
 
-CAUSE = "cause"
-CONSEQUENCE = "consequence"
-WARNING = "warning"
-
-# Bytes that the interesting lines contain and the daily ones (batches, requests) do not. A block of log is
-# searched for each of them, far faster than one expression could, and only lines with a hit are looked at.
-# Every signature's needle must contain one of these.
-TRIGGERS = (
-    b"rror",
-    b"xception",
-    b"Traceback",
-    b"IGQUIT",
-    b"igquit",
-    b"ailed",
-    b"atchdog",
-    b"imeout",
-    b"imed out",
-    b"Xid",
-    b"NVRM",
-    b"CUDA",
-    b"NCCL",
-    b"usion",
-    b"crashed",
-    b"died",
-    b"emory",
-    b"illed",
-    b"ninja",
-    b"nsupported",
-    b"server_args=",
-    b"usage:",
-    b"ready to roll",
-)
 MAX_LINE_BYTES = 16384
 SHOWN_CHARACTERS = 400
 TRACEBACK_LINES = 500
+REMEMBERED_LINES = 4096
+LAST_LINES = 60
+# A client's request that ended badly says nothing about the server's health.
+_ACCESS_LOG = b' HTTP/1.1" '
 
 _SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
 _FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
 _TRACEBACK = b"Traceback (most recent call last)"
 # "module.Class: text" or a bare class name; not "INFO: ..." and not a log line in brackets.
 _LAST_LINE = re.compile(rb"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL)[A-Za-z_][\w.]*(?::|\s*$)")
-_START = re.compile(rb"server_args=ServerArgs\(|^usage: .*(?:launch_server|sglang)")
+# A refused argument ends a run before it has logged anything else.
+_START = re.compile(rb"server_args=ServerArgs\(|\.py: error: ")
+_STAGES = (
+    (b"Load weight begin", LOADING),
+    (b"Load weight end", POOLING),
+    (b"ready to roll", SERVING),
+)
+_CAPTURE = re.compile(rb"Capture .*begin")
 _FATAL_TRACEBACK = re.compile(
     rb"Scheduler hit an exception|DetokenizerManager hit an exception|died|Initialization failed"
 )
@@ -60,23 +40,6 @@ _ORDINARY_END = re.compile(
     rb"^(?:KeyboardInterrupt|SystemExit|GeneratorExit|asyncio\.exceptions\.CancelledError|"
     rb"ConnectionResetError|BrokenPipeError|starlette\.requests\.ClientDisconnect)\b"
 )
-
-
-@dataclass(frozen=True)
-class Signature:
-    """One known line: bytes it must contain, optionally an expression it must match, and what it means."""
-
-    name: str
-    role: str
-    layer: str
-    needle: bytes
-    meaning: str
-    advice: str
-    pattern: re.Pattern[bytes] | None = None
-    fatal: bool = False  # the server does not outlive this line
-
-    def matches(self, line: bytes) -> bool:
-        return self.needle in line and (self.pattern is None or self.pattern.search(line) is not None)
 
 
 @dataclass
@@ -115,11 +78,12 @@ class _Start:
     unknown_fatal: Finding | None = None
     fatal: Finding | None = None
 
-    def first_cause(self) -> Finding | None:
-        known, unknown = self.known, self.unknown_fatal
-        if known and unknown:
-            return unknown if unknown.line_number < known.line_number else known
-        return known or unknown or (self.unknown if self.fatal else None)
+    def first_cause(self, ready: bool) -> Finding | None:
+        """An exception that nobody knows counts when the server did not come up or did not outlive it."""
+        unknown = self.unknown_fatal or (self.unknown if self.fatal or not ready else None)
+        if self.known and unknown:
+            return min(self.known, unknown, key=lambda one: one.line_number)
+        return self.known or unknown
 
 
 @dataclass
@@ -127,6 +91,7 @@ class Scanner:
     """Feed it blocks of a log in order, then ask."""
 
     signatures: Sequence[Signature]
+    triggers: Sequence[bytes]
     source: str = "log"
     secrets: tuple[str | None, ...] = ()
     starts: int = 0
@@ -134,6 +99,8 @@ class Scanner:
     findings: dict[str, Finding] = field(default_factory=dict)
     _start: _Start = field(default_factory=_Start)
     _failed_start: _Start | None = None
+    _stage: str | None = None
+    _seen: dict[tuple[str | None, bytes], Signature | None] = field(default_factory=dict)
     _tail: bytes = b""
     _line_number: int = 0
     _traceback: _Traceback | None = None
@@ -157,10 +124,18 @@ class Scanner:
 
     @property
     def first_cause(self) -> Finding | None:
-        current = self._start.first_cause()
+        current = self._start.first_cause(self.ready)
         if current is None and self._failed_start is not None and not self.ready:
-            return self._failed_start.first_cause()
+            return self._failed_start.first_cause(ready=False)
         return current
+
+    @property
+    def last_cause(self) -> Finding | None:
+        """What the log ends with, when that is a cause or an exception: hardly anything was logged
+        after it."""
+        found = self._start.known or self._start.unknown
+        near = found is not None and self._line_number - found.last_line_number <= LAST_LINES
+        return found if near else None
 
     @property
     def fatal(self) -> Finding | None:
@@ -180,11 +155,10 @@ class Scanner:
         at, number = self._read_traceback(block, at, number)
         self._line_number = number + block.count(b"\n", at)
 
-    @staticmethod
-    def _interesting(block: bytes) -> list[int]:
+    def _interesting(self, block: bytes) -> list[int]:
         """Where the lines with a trigger begin, in order."""
         begins: set[int] = set()
-        for trigger in TRIGGERS:
+        for trigger in self.triggers:
             at = block.find(trigger)
             while at >= 0:
                 begins.add(block.rfind(b"\n", 0, at) + 1)
@@ -226,38 +200,60 @@ class Scanner:
     def _line(self, line: bytes, number: int) -> None:
         if _START.search(line):
             self._begin()
-        if b"The server is fired up and ready to roll" in line:
-            self.ready = True
+        self._note_stage(line)
         self._match(line, number, None)
         if _TRACEBACK in line:
             self._traceback = _Traceback(number, bool(_FATAL_TRACEBACK.search(line)))
 
+    def _note_stage(self, line: bytes) -> None:
+        for mark, stage in _STAGES:
+            if mark in line:
+                self._stage = stage
+        if _CAPTURE.search(line):
+            self._stage = CAPTURING
+        if self._stage == SERVING:
+            self.ready = True
+
     def _begin(self) -> None:
-        if self._start.first_cause() is not None:
+        if self._start.first_cause(self.ready) is not None:
             self._failed_start = self._start
         self._start = _Start()
         self.starts += 1
         self.ready = False
+        self._stage = None
+
+    def _known(self, bare: bytes) -> Signature | None:
+        """The signature of a line; what was looked up once is remembered, because servers repeat
+        themselves."""
+        key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
+        if key not in self._seen:
+            if len(self._seen) >= REMEMBERED_LINES:
+                self._seen.clear()
+            self._seen[key] = next((one for one in self.signatures if one.matches(bare, self._stage)), None)
+        return self._seen[key]
 
     def _match(self, line: bytes, number: int, frame: str | None) -> bool:
-        for signature in self.signatures:
-            if signature.matches(line):
-                self._record(
-                    Finding(
-                        signature=signature.name,
-                        role=signature.role,
-                        layer=signature.layer,
-                        line=self._shown(line),
-                        line_number=number,
-                        meaning=signature.meaning,
-                        advice=signature.advice,
-                        fatal=signature.fatal,
-                        source=self.source,
-                        frame=frame,
-                    )
-                )
-                return True
-        return False
+        bare = _SYSLOG_PREFIX.sub(b"", line)
+        if _ACCESS_LOG in bare:
+            return False
+        signature = self._known(bare)
+        if signature is None:
+            return False
+        self._record(
+            Finding(
+                signature=signature.name,
+                role=signature.role,
+                layer=signature.layer,
+                line=self._shown(line),
+                line_number=number,
+                meaning=signature.meaning,
+                advice=signature.advice,
+                fatal=signature.fatal,
+                source=self.source,
+                frame=frame,
+            )
+        )
+        return True
 
     def _unknown(self, line: bytes, number: int, traceback: _Traceback) -> None:
         finding = Finding(
@@ -297,6 +293,14 @@ class Scanner:
     def _shown(self, line: bytes) -> str:
         text = redact(line.decode("utf-8", "replace").strip(), self.secrets)
         return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def scan(scanner: Scanner, blocks: Iterable[bytes]) -> Scanner:
+    """A whole log, block by block."""
+    for block in blocks:
+        scanner.feed(block)
+    scanner.close()
+    return scanner
 
 
 def first_cause(scanners: Iterable[Scanner]) -> Finding | None:

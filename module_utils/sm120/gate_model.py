@@ -43,7 +43,8 @@ class Variant:
 
     kind `edit`: closed, and `edits` open it. `native`: upstream is open, which `pattern` (found `count` times
     in `path`) proves. `absent`: there is no such gate, which `pattern` found nowhere in `path` proves.
-    `listed`: a gate that is shown and never opened.
+    `listed`: a gate that is shown and never opened. `covers` matches lines that the edits make harmless
+    without changing them.
     """
 
     versions: str
@@ -52,6 +53,7 @@ class Variant:
     edits: tuple[Edit, ...] = ()
     pattern: str = ""
     count: int = 1
+    covers: str = ""
     note: str = ""
 
 

@@ -108,7 +108,7 @@ class Checker:
             if status == CRASHED:
                 time.sleep(SETTLE_SECONDS)
             self._watch.read_log()
-            verdict.diagnosis = self._watch.diagnosis() if status != STOPPED or self._unit else None
+            verdict.diagnosis = self._watch.diagnosis()
         if status in (HEALTHY, DEGRADED):
             verdict.version, verdict.model = self._names()
         if self._watch.log_read:
@@ -194,6 +194,9 @@ class Checker:
             return STOPPED, where
         if signs.unit is not None:
             return STARTING, f"unit {self._unit} is {signs.unit.active}, nothing listens yet on {where}"
+        last = self._watch.last_word()
+        if last is not None:
+            return CRASHED, f"nothing listens on {where}, and the log ends with: {last.line}"
         if self._watch.log_is_fresh():
             return STARTING, f"the log is being written, nothing listens yet on {where}"
         return STOPPED, f"nothing listens on {where}"

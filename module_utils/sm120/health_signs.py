@@ -3,20 +3,22 @@ questions wait."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .diagnosis import Scanner
-from .diagnosis_catalogue import SERVER
+from .diagnosis import Finding
+from .diagnosis_catalogue import server_scanner
 from .http import Address
 from .processes import Process, dead_children, listener_pid, stopped_children
 from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 FRESH_LOG_SECONDS = 120
+QUIET_LOG_SECONDS = 5
 WORK_LINES = (b"Decode batch", b"Prefill batch")
 
 
@@ -64,7 +66,7 @@ class Watch:
         self._secrets = secrets
         self._follower: JournalFollower | FileFollower | None = FileFollower(log) if log else None
         self._invocation = ""
-        self.scanner = Scanner(SERVER, secrets=secrets)
+        self.scanner = server_scanner(secrets)
         self.work_lines = 0
         self.log_read = False
 
@@ -106,10 +108,17 @@ class Watch:
 
     def log_is_fresh(self) -> bool:
         """A log file that was written to lately belongs to a server on its way."""
+        return self._log_age_seconds() < FRESH_LOG_SECONDS
+
+    def last_word(self) -> Finding | None:
+        """The exception that a log file ended with, once nothing has been written after it for a while."""
+        return self.scanner.last_cause if self._log_age_seconds() > QUIET_LOG_SECONDS else None
+
+    def _log_age_seconds(self) -> float:
         try:
-            return bool(self._log) and time.time() - self._log.stat().st_mtime < FRESH_LOG_SECONDS  # type: ignore[union-attr]
+            return time.time() - self._log.stat().st_mtime if self._log else math.inf
         except OSError:
-            return False
+            return math.inf
 
     def log_evidence(self) -> dict[str, Any]:
         fatal = self.scanner.fatal

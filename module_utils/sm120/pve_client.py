@@ -146,7 +146,7 @@ class Client:
                 f"{self.auth.user} has a second factor, which an unattended run cannot give; use a token"
             )
         self._csrf = answer["CSRFPreventionToken"]
-        self._headers = {"Cookie": f"PVEAuthCookie={quote(answer['ticket'])}"}
+        self._headers = {"Cookie": f"PVEAuthCookie={answer['ticket']}"}
         return self._headers
 
     def _exchange(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Any:

@@ -85,6 +85,7 @@ class Vm:
     config: Mapping[str, Any]
     pending: tuple[str, ...]
     status: str
+    lock: str = ""
 
     @property
     def running(self) -> bool:
@@ -177,11 +178,21 @@ def _uses(client: Reader, spec: VmSpec, resources: list[dict[str, Any]]) -> list
 
 def _vm(client: Reader, spec: VmSpec) -> Vm:
     base = f"/nodes/{spec.node}/qemu/{spec.vmid}"
-    config = client.get(f"{base}/config") or {}
+    config = dict(client.get(f"{base}/config") or {})
     pending = client.get(f"{base}/pending") or []
+    for item in pending:  # what is wanted is compared with what the next start will have
+        if "pending" in item:
+            config[str(item["key"])] = item["pending"]
+        elif item.get("delete"):
+            config.pop(str(item["key"]), None)
     status = client.get(f"{base}/status/current") or {}
     keys = sorted(str(item["key"]) for item in pending if "pending" in item or item.get("delete"))
-    return Vm(config=config, pending=tuple(keys), status=str(status.get("status", "unknown")))
+    return Vm(
+        config=config,
+        pending=tuple(keys),
+        status=str(status.get("status", "unknown")),
+        lock=str(config.get("lock") or status.get("lock") or ""),
+    )
 
 
 def _snapshots(client: Reader, spec: VmSpec) -> tuple[str, ...]:

@@ -248,23 +248,17 @@ def _after(seen: dict[str, Any], cards: list[HostGpu], active: Iterable[str]) ->
                 "reboot; if that is done, see which loader boots: proxmox-boot-tool status",
             )
         )
-    for card in cards:
-        if card.iommu_group is None:
-            found.append(
-                Finding(
-                    card.address,
-                    "an IOMMU group",
-                    "none",
-                    "enable IOMMU (AMD-Vi, VT-d) in the firmware; reboot",
-                )
-            )
-        elif card.driver != VFIO:
-            found.append(
-                Finding(
-                    card.address,
-                    f"driver {VFIO}",
-                    str(card.driver or "none"),
-                    "reboot; lspci -nnk -s " + card.address,
-                )
-            )
+    outside = [card.address for card in cards if card.iommu_group is None]
+    if outside:
+        fix = "enable the IOMMU (AMD-Vi, VT-d) in the firmware, then reboot"
+        found.append(Finding(", ".join(outside), "an IOMMU group each", "none", fix))
+    for driver in sorted({card.driver or "none" for card in cards} - {VFIO}):
+        lost = [
+            card.address
+            for card in cards
+            if (card.driver or "none") == driver and card.iommu_group is not None
+        ]
+        if lost:
+            fix = f"reboot; if that is done, see lspci -nnk -s {lost[0]}"
+            found.append(Finding(", ".join(lost), f"driver {VFIO}", driver, fix))
     return found

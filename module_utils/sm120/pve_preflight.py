@@ -111,16 +111,16 @@ def check_owner(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
         )
         return
     config = facts.vm.config
-    if config.get("lock"):
+    if facts.vm.lock:
         yield Finding(
             "lock",
             f"VM {spec.vmid} unlocked",
-            f"lock '{config['lock']}' and no task that runs",
+            f"lock '{facts.vm.lock}' and no task that runs",
             f"see the node's task log; then qm unlock {spec.vmid}"
-            + (f" and qm destroy {spec.vmid} (left by a creation)" if config["lock"] == "create" else ""),
+            + (f" and qm destroy {spec.vmid} (left by a creation)" if facts.vm.lock == "create" else ""),
         )
     wrong = _not_ours(spec, config)
-    if wrong and config.get("lock") != "create":
+    if wrong and facts.vm.lock != "create":
         yield Finding(
             "owner",
             f"VM {spec.vmid} free, or ours: tag {spec.owner_tag} and in the description "

@@ -13,6 +13,7 @@ from .gate_lock import holder
 from .manifest import ManifestProblem, load
 from .packages import DISTRIBUTIONS, Package, PackageProblem, by_interpreter, by_root, search_path
 from .planning import Want, blocking, edit_tasks, make_plan, problem
+from .scanner import ScanProblem, scan, unlisted
 from .survey import Survey, survey
 from .units import environment_of, units_of
 from .versions import PackagingMissing, Ranges
@@ -31,6 +32,7 @@ class Request:
     features: Sequence[str]
     want: Want
     capability: str
+    scan: bool = False
 
 
 def find_packages(request: Request) -> tuple[dict[str, Package], list[str]]:
@@ -133,6 +135,8 @@ def gates_report(request: Request) -> dict[str, Any]:
         "settled": True,
         "lock": None,
         "units": [],
+        "conditions": [],
+        "unlisted": [],
         "notes": [],
         "problems": problems,
     }
@@ -155,6 +159,14 @@ def gates_report(request: Request) -> dict[str, Any]:
         problem(each, packages, request.python)
         for each in blocking(found, packages, request.want, request.features)
     ]
+    if request.scan:
+        try:
+            conditions = scan(packages, found.findings)
+        except ScanProblem as error:
+            problems.append(str(error))
+        else:
+            answer["conditions"] = [each.as_dict() for each in conditions]
+            answer["unlisted"] = [each.as_dict() for each in unlisted(conditions)]
     if problems:
         return answer
     plan = make_plan(found, packages, manifest, request.want, request.features)

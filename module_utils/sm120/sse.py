@@ -4,6 +4,7 @@ search per read."""
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from typing import Any
 
@@ -15,7 +16,15 @@ END_OF_STREAM = b"data: [DONE]"
 # The chunk framing of one whole event as uvicorn sends it: payload ends in an empty line, then the chunk's
 # own CRLF.
 END_OF_CHUNK = b"\n\n\r\n"
-DIGITS = frozenset(b"0123456789")
+NUMBER = re.compile(rb" ?\d+")
+COUNT_BYTES = len(COUNT)
+
+
+def _hex(text: bytearray) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return -1
 
 
 class StreamError(Exception):
@@ -64,39 +73,21 @@ class Stream:
     def feed(self, buffer: bytearray, view: memoryview, size: int, now: float) -> bool:
         """Take the first `size` bytes of `buffer` (and `view`, the same memory). True when the answer
         has ended."""
-        if (
-            self._chunked
-            and not self._raw
-            and not self._events
-            and buffer[size - 4 : size] == END_OF_CHUNK
-            and self._one_whole_chunk(buffer, size)
-        ):
+        if self._chunked and not self._raw and not self._events and buffer.endswith(END_OF_CHUNK, 0, size):
+            # Nearly every read: one whole chunk that is one whole event. Proved by the chunk's own size, so
+            # the search below cannot meet a number that a chunk's border cuts in two.
+            line = buffer.find(b"\r\n", 0, 10)
             at = buffer.rfind(COUNT, 0, size)
-            if at >= 0:
+            if line > 0 and at > 0 and _hex(buffer[:line]) == size - line - 4:
                 self._note(buffer, at, size, now)
                 self._last_event = bytes(view[:size])
                 return False
         return self._feed_slowly(bytes(view[:size]), now)
 
-    @staticmethod
-    def _one_whole_chunk(buffer: bytearray, size: int) -> bool:
-        line = buffer.find(b"\r\n", 0, 10)
-        if line <= 0:
-            return False
-        try:
-            return int(buffer[:line], 16) == size - line - 4
-        except ValueError:
-            return False
-
     def _note(self, data: bytes | bytearray, at: int, end: int, now: float) -> None:
-        begin = at + len(COUNT)
-        if data[begin] == 32:
-            begin += 1
-        stop = begin
-        while stop < end and data[stop] in DIGITS:
-            stop += 1
-        if stop > begin:
-            count = int(data[begin:stop])
+        found = NUMBER.match(data, at + COUNT_BYTES, end)
+        if found:
+            count = int(found[0])
             if count > self.last_count:
                 self.times.append(now)
                 self.counts.append(count)

@@ -51,6 +51,21 @@ class Finding:
     found: str = ""
     expected: str = ""
 
+    @property
+    def lines(self) -> set[int]:
+        """Lines that this gate is in: its anchors, its pattern, and what its edits make harmless."""
+        if self.file is None or self.variant is None:
+            return set()
+        edits = catalogue.records(self.gate, self.variant)
+        patterns = [*(anchor(edit) for edit in edits), self.variant.pattern, self.variant.covers]
+        text = self.file.text
+        return {
+            text.count("\n", 0, match.end() - 1) + 1
+            for pattern in patterns
+            if pattern
+            for match in re.finditer(pattern, text, re.MULTILINE)
+        }
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "id": self.gate.id,

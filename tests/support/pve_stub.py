@@ -96,7 +96,7 @@ class Stub:
         name, _, secret = str(headers.get("Authorization", "")).removeprefix("PVEAPIToken=").partition("=")
         if self.tokens.get(name, "") == secret and secret:
             return Caller(name, False, self.permissions)
-        if "PVEAuthCookie=PVE%3Aroot" in str(headers.get("Cookie", "")):
+        if "PVEAuthCookie=PVE:root" in str(headers.get("Cookie", "")):
             return Caller("root@pam", True, {"/": dict.fromkeys(PRIVILEGES, 1)})
         raise ApiError(401, "authentication failure")
 

@@ -234,8 +234,26 @@ def test_waiting_ends_with_the_crash_in_the_log_and_names_its_cause(tmp_path: Pa
     assert got.status == "crashed"
     assert time.monotonic() - begun < 10
     assert got.diagnosis is not None
-    assert got.diagnosis["signature"] == "jit.architecture_refused"
+    assert got.diagnosis["signature"] == "gate.jit_closed"
     assert got.diagnosis["layer"] == "layer 3"
+
+
+def test_a_log_that_ends_with_an_exception_is_a_crash(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/v/x.py", line 1, in main\n'
+        "OSError: Can't load the configuration of '/no/such/model'. If you were trying\n"
+    )
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    checker = Checker(Client(f"http://127.0.0.1:{port}"), Question(), unit=None, log=log)
+    assert checker.check().status == "starting"  # it may still say more
+    os.utime(log, (time.time() - 10, time.time() - 10))
+    got = checker.check()
+    assert got.status == "crashed"
+    assert got.diagnosis is not None
+    assert got.diagnosis["signature"] == "model.no_path"
 
 
 def test_waiting_ends_when_the_unit_was_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import sglang_diagnose
 import sglang_health
 import sglang_throughput
 import yaml
 
-MODULES = [sglang_health, sglang_throughput]
+MODULES = [sglang_diagnose, sglang_health, sglang_throughput]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)

@@ -217,10 +217,8 @@ def test_a_host_before_and_after(tmp_path: Path) -> None:
     make(tmp_path)
     assert look(tmp_path) == []
     after = look(tmp_path, after=True, active=["iommu=pt"])
-    assert after == [
-        ("kernel parameters", "error"),
-        *[(f"0000:{0x11 + 16 * i:02x}:00.0", "error") for i in range(8)],
-    ]
+    cards = ", ".join(f"0000:{0x11 + 16 * i:02x}:00.0" for i in range(8))
+    assert after == [("kernel parameters", "error"), (cards, "error")]
     make(tmp_path, driver="vfio-pci", cmdline="quiet iommu=pt")
     assert look(tmp_path, after=True, active=["iommu=pt"]) == []
     seen = scan(tmp_path, ["10de:2bb5"], "")

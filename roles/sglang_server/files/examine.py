@@ -1,22 +1,35 @@
-"""Tell which instances this role deployed here and what each of them runs.
+"""Tell which instances this role deployed here, what each of them runs, and what was decided about it.
 
-Standard input of python3. Argument: the folder of the instances' records. Prints {instance: record with revision (of
-the running process, null when it does not run) and active}.
+Standard input of python3. Arguments: the folder of the instances' records, the folder of verdicts. Prints JSON:
+instances {name: record with active, revision (of the running process, null when none runs)}, verdicts {name:
+verdict of promote}, gpus (one line of uuid and driver version each).
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-found = {}
+
+def said(*argv):
+    return subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+
+
+instances = {}
 for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
+    name = path.parent.name
     record = json.loads(path.read_text())
-    state = subprocess.run(
-        ["systemctl", "is-active", record["unit"]], capture_output=True, text=True
-    ).stdout.strip()
-    running = Path(f"/run/sglang-{path.parent.name}/revision")
-    record["active"] = state
-    record["revision"] = running.read_text().strip() if state == "active" and running.exists() else None
-    found[path.parent.name] = record
-print(json.dumps(found))
+    record["active"] = said("systemctl", "is-active", record["unit"])
+    running = Path(f"/run/sglang-{name}/revision")
+    record["revision"] = (
+        running.read_text().strip() if record["active"] == "active" and running.exists() else None
+    )
+    instances[name] = record
+verdicts = {path.stem: json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")}
+gpus = (
+    said("nvidia-smi", "--query-gpu=uuid,driver_version", "--format=csv,noheader")
+    if shutil.which("nvidia-smi")
+    else ""
+)
+print(json.dumps({"instances": instances, "verdicts": verdicts, "gpus": gpus.splitlines()}))

@@ -1,8 +1,7 @@
-"""Filters of the report: thresholds that were missed, and the ladder as a picture."""
+"""Filter of the role: thresholds that a run misses."""
 
 from __future__ import annotations
 
-import io
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -46,35 +45,16 @@ def missed_thresholds(
     return missed
 
 
-def ladder_svg(rungs: list[dict[str, Any]]) -> str:
-    """Output tokens per second and TTFT over concurrency, as an SVG element."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot as plt
-
-    concurrency = [rung["concurrency"] for rung in rungs]
-    figure, (rate, wait) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    rate.plot(concurrency, [rung["output_tokens_per_second"] for rung in rungs], "o-")
-    rate.set_ylabel("output tokens per second")
-    wait.plot(concurrency, [rung["ttft_ms"]["p50"] for rung in rungs], "o-", label="p50")
-    wait.plot(concurrency, [rung["ttft_ms"]["p99"] for rung in rungs], "o--", label="p99")
-    wait.set_ylabel("TTFT, ms")
-    wait.legend(frameon=False)
-    for axis in (rate, wait):
-        axis.set_xlabel("concurrent requests")
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(concurrency, [str(streams) for streams in concurrency])
-        axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-    picture = io.StringIO()
-    figure.savefig(picture, format="svg")
-    plt.close(figure)
-    return picture.getvalue()[picture.getvalue().index("<svg") :]
+def format_missed(miss: dict[str, Any]) -> str:
+    """One missed threshold as a sentence."""
+    return (
+        f"{miss['instance']}, concurrency {miss['concurrency']}: wanted {miss['figure']} {miss['relation']} "
+        f"{miss['limit']}, found {miss['found']}"
+    )
 
 
 class FilterModule:
     """Found by Ansible in the role."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"missed_thresholds": missed_thresholds, "ladder_svg": ladder_svg}
+        return {"missed_thresholds": missed_thresholds, "format_missed": format_missed}

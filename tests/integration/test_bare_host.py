@@ -1,0 +1,59 @@
+"""A host on which nothing is installed: a preview is honest, and bad values are refused before any change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hosts import Host
+
+# What an operator gets wrong, and what the message has to name.
+BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "unknown feature": (
+        {"sm120_gates_features": ["allreduce_fusion", "warp"]},
+        ("sm120_gates_features", "warp"),
+    ),
+    "port 0": ({"sglang_server_port": 0}, ("65535", "0")),
+    "output length -1": ({"sglang_verify_output_tokens": -1}, ("sglang_verify_output_tokens", "-1")),
+    "relative venv": ({"sglang_runtime_venv": "venvs/sglang"}, ("sglang_runtime_venv", "venvs/sglang")),
+    "unknown release": ({"sglang_runtime_release": "0.4.0"}, ("sglang_runtime_release", "0.4.0")),
+    "vocabulary too large": ({"sglang_verify_vocab_size": 2049}, ("2048", "2049")),
+}
+
+
+@pytest.fixture(scope="module")
+def host(make_host: Any) -> Host:
+    made: Host = make_host("bare", 1, baked=False)
+    return made
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_a_bad_value_is_one_message_and_no_change(host: Host, case: str) -> None:
+    values, named = BAD_VALUES[case]
+    snapshot = host.snapshot()
+    run = host.play(**values)
+    assert run.rc == 2, run.stdout
+    assert run.changed == 0
+    assert len(run.failures()) == 1, run.failures()
+    complaints = [line for line in run.failures()[0].splitlines() if line.startswith("- ")]
+    assert len(complaints) == 1, complaints
+    assert [name for name in named if name not in complaints[0]] == []
+    assert host.snapshot() == snapshot
+
+
+def test_check_mode_before_anything_is_installed(host: Host) -> None:
+    snapshot = host.snapshot()
+    run = host.play("--check", "--diff")
+    assert run.rc == 0, run.stdout
+    assert run.failures() == []
+    assert run.changed > 0
+    assert host.snapshot() == snapshot
+    assert host.execute("id sglang")[0] == 1
+    assert "sglang-" not in host.sh("systemctl list-unit-files")
+
+
+def test_revert_of_a_host_that_was_never_changed(host: Host) -> None:
+    snapshot = host.snapshot()
+    run = host.play("--tags", "revert", "--check")
+    assert run.changed == 0
+    assert host.snapshot() == snapshot

@@ -1,0 +1,88 @@
+"""kill -9 of ansible-playbook in the middle of things: the next run goes on, or all the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hosts import STATE, Host
+
+STOPPED = {"sglang_server_state_after_revert": "stopped"}
+
+
+def between_two_edits_of_one_file(host: Host) -> dict[str, str]:
+    """The start of the first edit of a file that has had one: edits run in the order of the plan."""
+    run = host.play("--check", "--tags", "gates")
+    (plan,) = [each for each in run.results("sm120_gates_info") if each["edits"]]
+    paths = [edit["path"] for edit in plan["edits"]]
+    second = next(index for index in range(1, len(paths)) if paths[index] == paths[index - 1])
+    return {"AT_TASK": "Edit a line", "AT_NTH": str(second + 1)}
+
+
+def after_the_last_edit(host: Host) -> dict[str, str]:
+    return {"AT_TASK": "Purge what FlashInfer compiled"}
+
+
+def before_the_restart(host: Host) -> dict[str, str]:
+    return {"AT_TASK": "Start the server"}
+
+
+MOMENTS = {"edit": between_two_edits_of_one_file, "purge": after_the_last_edit, "restart": before_the_restart}
+
+
+@pytest.fixture(scope="module")
+def host(make_host: Any) -> Host:
+    """A host whose server runs on unpatched code."""
+    made: Host = make_host("killed", 3)
+    run = made.play("--tags", "gates,serve", sm120_gates_policy="off")
+    assert run.rc == 0, run.stdout
+    assert made.differing() == set()
+    return made
+
+
+def digest(host: Host) -> str:
+    """The gates' digest in the environment of the running server."""
+    pid = host.sh("systemctl show -P MainPID sglang-main.service").strip()
+    pairs = host.read(f"/proc/{pid}/environ").split("\0")
+    return next(pair.partition("=")[2] for pair in pairs if pair.startswith("SM120_GATES_DIGEST="))
+
+
+def kill(host: Host, moment: str, where: dict[str, str]) -> None:
+    """Plant a kernel, run the job, die at the moment; see that it was that moment."""
+    marker = host.plant()
+    run = host.play(at={**where, "AT_DO": "kill"})
+    assert run.rc not in (0, 2), run.stdout
+    info = host.play("--check", playbook="playbooks/gates.yml").results("sm120_gates_info")[0]
+    states = {gate["state"] for gate in info["gates"] if gate["feature"]}
+    assert ("partial" in states) == (moment == "edit")
+    assert len(host.differing()) == 6 or moment == "edit"
+    assert host.exists(marker) == (moment != "restart")
+    assert host.active() != "active"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_back_and_on_from_a_kill(host: Host, moment: str) -> None:
+    if host.differing():
+        assert host.play("--tags", "revert").rc == 0
+    assert host.active() == "active"
+    where = MOMENTS[moment](host)
+
+    kill(host, moment, where)
+    run = host.play("--tags", "revert", **STOPPED)
+    assert run.rc == 0, run.stdout
+    assert host.differing() == set()
+    assert host.manifest()["entries"] == {}
+    assert not host.exists(f"{STATE}/lock.json")
+
+    marker = host.plant()
+    kill(host, moment, where)
+    run = host.play()
+    assert run.rc == 0, run.stdout
+    assert len(host.differing()) == 6
+    assert not host.exists(marker)
+    assert not host.exists(f"{STATE}/lock.json")
+    assert host.generates() == 4
+    info = host.play("--check", playbook="playbooks/gates.yml").results("sm120_gates_info")[0]
+    assert info["features"] == {"allreduce_fusion": "open", "moe_autotune": "open"}
+    assert info["settled"]
+    assert digest(host) == info["digest"] != "pristine"

@@ -1,0 +1,238 @@
+"""The whole main job on one host, by an operator who is not root, with a password for sudo and an API key."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import COMMUNICATOR, SITE, VENV, Host, Run
+
+KEY = f"key-{secrets.token_hex(12)}"
+PASSWORD = f"pass-{secrets.token_hex(12)}"
+OUTPUT_TOKENS = 32
+PSS_LIMIT_BYTES = 3 * 2**30
+ONE_LINER = "from flashinfer.jit.comm import gen_trtllm_comm_module as g; g()"
+
+Before = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def host(make_host: Any) -> Host:
+    made: Host = make_host("job", 0)
+    made.sh("useradd --create-home --shell /bin/bash --groups sudo ops")
+    made.sh("chpasswd", f"ops:{PASSWORD}\n")
+    made.sh("cp -r /root/.ssh /home/ops/ && chown -R ops: /home/ops/.ssh")
+    made.variables = {
+        "ansible_user": "ops",
+        "ansible_become_password": PASSWORD,
+        "sglang_server_api_key": KEY,
+    }
+    return made
+
+
+@contextmanager
+def watched_processes() -> Iterator[set[str]]:
+    """Command lines, on this machine and so in its containers too, that held a secret meanwhile."""
+    caught: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    line = path.read_bytes().decode(errors="replace")
+                except OSError:
+                    continue
+                if KEY in line or PASSWORD in line:
+                    caught.add(line)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield caught
+    finally:
+        done.set()
+        thread.join()
+
+
+def jit_module(host: Host) -> tuple[int, str]:
+    """What FlashInfer says to SM120's wish for the all-reduce kernels."""
+    preload = f"LD_PRELOAD={SITE}/nvidia/cu13/lib/libcudart.so.13"  # FlashInfer wants it on import
+    setting = f"HOME=$(mktemp -d) PYTHONDONTWRITEBYTECODE=1 FLASHINFER_CUDA_ARCH_LIST=12.0a {preload}"
+    return host.execute(f"{setting} {VENV}/bin/python -c '{ONE_LINER}'")
+
+
+def generated(host: Host) -> int:
+    status, page = host.request("/metrics", key=KEY)
+    assert status == 200, page
+    lines = [line for line in page.splitlines() if line.startswith("sglang:generation_tokens_total")]
+    assert lines
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
+
+@pytest.fixture(scope="module")
+def before(host: Host) -> Before:
+    """The host before the first play."""
+    code, text = jit_module(host)
+    assert host.differing() == set()
+    host.sh("touch /before")
+    return {"code": code, "text": text, "communicator": host.sha256(COMMUNICATOR)}
+
+
+@pytest.fixture(scope="module")
+def deployed(host: Host, before: Before) -> Run:
+    with watched_processes() as caught:
+        run = host.play("--diff")
+    assert run.rc == 0, run.stdout
+    assert caught == set()
+    return run
+
+
+def test_kernels_are_refused_before_and_built_after(host: Host, before: Before, deployed: Run) -> None:
+    assert before["code"] == 1
+    assert "No supported CUDA architectures found for major versions [9, 10]" in before["text"]
+    assert jit_module(host) == (0, "")
+
+
+def test_the_host_seen_without_ansible(host: Host, before: Before, deployed: Run) -> None:
+    assert len(host.differing()) == 6
+    assert host.sha256(COMMUNICATOR) != before["communicator"]
+    assert len(host.manifest()["entries"]) == 2
+    assert host.active() == "active"
+    pid = host.sh("systemctl show -P MainPID sglang-main.service").strip()
+    arguments = host.read(f"/proc/{pid}/cmdline").split("\0")
+    assert arguments[1:] == [
+        *("-m", "sglang.launch_server", "--config", "/etc/sglang-sm120/main/arguments.yaml", "")
+    ]
+    listening = [line.split()[3] for line in host.sh(f"ss -Hltnp | grep pid={pid},").splitlines()]
+    assert listening == [f"127.0.0.1:{host.server_port}"]
+    assert host.sh(f"stat -c %U /proc/{pid}").strip() == "sglang"
+    arguments_file = host.read("/etc/sglang-sm120/main/arguments.yaml")
+    assert "enable-flashinfer-allreduce-fusion: true" in arguments_file
+
+
+def test_the_key_opens_and_nothing_else_does(host: Host, deployed: Run) -> None:
+    assert host.generates(KEY) == 4
+    for wrong in ("", KEY[:-1]):
+        assert host.request("/generate", {"text": "x"}, wrong)[0] == 401
+
+
+def test_secrets_stand_nowhere(host: Host, deployed: Run) -> None:
+    for secret in (KEY, PASSWORD):
+        assert secret not in host.sh("systemctl cat sglang-main.service && ps -eo args")
+        told = [*deployed.folder.rglob("*"), *(host.folder / "artifacts").rglob("*")]
+        holding = [path for path in told if path.is_file() and secret.encode() in path.read_bytes()]
+        assert holding == []
+        readable = "find / /run /tmp -xdev -type f -newer /before -perm -004 -size -50M"
+        assert host.execute(f"{readable} -exec grep -lF -e {secret} {{}} +")[1] == ""
+    holders = host.sh(
+        f"grep -rslF -e {KEY} /etc /var/lib/sglang /var/lib/sglang-sm120 /home /run || true"
+    ).split()
+    assert holders == ["/etc/sglang-sm120/main/arguments.yaml"]
+    assert host.sh("stat -c %a:%U /etc/sglang-sm120/main/arguments.yaml").strip() == "600:sglang"
+
+
+def test_memory(host: Host, deployed: Run) -> None:
+    pss = host.sh("cat $(pgrep -u sglang | sed 's,.*,/proc/&/smaps_rollup,') | grep ^Pss:").splitlines()
+    assert len(pss) >= 3
+    assert sum(int(line.split()[1]) * 1024 for line in pss) < PSS_LIMIT_BYTES
+
+
+def test_second_run_changes_nothing_and_every_token_is_accounted_for(host: Host, deployed: Run) -> None:
+    started, first = host.started(), generated(host)
+    run = host.play()
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+    assert host.started() == started
+    measured = run.results("sglang_throughput")
+    assert [rung["concurrency"] for each in measured for rung in each["rungs"]] == [1, 8]
+    for rung in (rung for each in measured for rung in each["rungs"]):
+        requests = rung["concurrency"] * 2
+        assert (rung["completed"], rung["failed"], rung["valid"]) == (requests, 0, True)
+        assert rung["output_tokens"] == requests * OUTPUT_TOKENS
+        assert rung["tokens_requested"] == rung["output_tokens"] + rung["warmup"]["tokens"]
+    asked = sum(each["tokens_requested"] for each in measured)
+    probes = sum(each["evidence"]["generation"]["completion_tokens"] for each in run.results("sglang_health"))
+    assert probes > 0
+    assert generated(host) - first == asked + probes
+
+
+def test_the_report_holds_what_was_measured(host: Host, deployed: Run) -> None:
+    folder = max((host.folder / "artifacts/job").iterdir())
+    told = json.loads((folder / "report.json").read_text())
+    assert [rung["valid"] for rung in told["instances"][0]["rungs"]] == [True, True]
+    page = (folder / "report.html").read_text()
+    assert "http://" not in page.replace("http://127.0.0.1", "").replace("http://www.w3.org", "")
+
+
+def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> None:
+    host.plant()
+    snapshot, started = host.snapshot(), host.started()
+    run = host.play("--check", "--diff", "--tags", "revert")
+    assert run.rc == 0, run.stdout
+    assert run.changed > 0
+    assert "-_is_sm120_supported = _is_cuda and is_sm120_supported()" in run.stdout
+    assert "trtllm_comm" in run.stdout
+    assert KEY not in run.stdout
+    assert (host.snapshot(), host.started()) == (snapshot, started)
+
+
+def test_revert_refuses_company(host: Host, deployed: Run) -> None:
+    snapshot = host.snapshot()
+    run = host.play("--tags", "gates,revert")
+    assert run.rc != 0
+    assert run.changed == 0
+    assert len(run.failures()) == 1
+    assert host.snapshot() == snapshot
+
+
+def test_revert(host: Host, before: Before, deployed: Run) -> None:
+    marker = host.plant()
+    run = host.play("--tags", "revert")
+    assert run.rc == 0, run.stdout
+    assert host.differing() == set()
+    assert host.sha256(COMMUNICATOR) == before["communicator"]
+    assert host.manifest()["entries"] == {}
+    assert host.sh("ls /var/lib/sglang-sm120/gates/pristine") == ""
+    assert not host.exists(marker)
+    assert "fusion" not in host.read("/etc/sglang-sm120/main/arguments.yaml")
+    assert host.generates(KEY) == 4
+    assert jit_module(host)[0] == 1
+
+    snapshot, started = host.snapshot(), host.started()
+    run = host.play("--tags", "revert")
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+    assert (host.snapshot(), host.started()) == (snapshot, started)
+
+
+def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
+    """Applied again, over the reverted host: the gates open, and the second instance is another user's."""
+    marker = host.plant()
+    ports = host.server_port, host.server_port + 1
+    second = {"port": ports[1], "user": "sglang-b"}
+    both = [{"instance": "main"}, {"instance": "old", **second}]
+    tags = ("--tags", "gates,serve")
+    run = host.play(*tags, sglang_server_instances=both)
+    assert run.rc == 0, run.stdout
+    assert not host.exists(marker)
+    assert len(host.differing()) == 6
+    assert [host.generates(KEY, port) for port in ports] == [4, 4]
+    started = host.started()
+
+    both[1] = {"instance": "new", **second, "user": "sglang-c"}
+    run = host.play(*tags, sglang_server_instances=both)
+    assert run.rc == 0, run.stdout
+    assert [host.generates(KEY, port) for port in ports] == [4, 4]
+    assert host.started() == started
+    assert host.sh(r"find / -xdev \( -name 'sglang-old*' -o -name 'sglang-b' \)") == ""
+    assert not host.exists("/etc/sglang-sm120/old")
+    assert not host.exists("/run/sglang-old")
+    assert "sglang-old" not in host.sh("systemctl list-units --all --no-legend 'sglang-*'")
+    assert host.execute("id sglang-b")[0] == 1
+    run = host.play(*tags, sglang_server_instances=both)
+    assert (run.rc, run.changed) == (0, 0), run.stdout

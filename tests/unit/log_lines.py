@@ -1,0 +1,355 @@
+"""Log lines in the shape that upstream prints them, each with the signature that must know it."""
+
+from __future__ import annotations
+
+LOAD = "[x TP0] Load weight begin. avail mem=94.00 GB"
+POOL = "[x TP0] Load weight end. elapsed=30 s, type=GlmMoeDsaForCausalLM, avail mem=30.00 GB"
+GRAPH = "[x TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=7.53 GB"
+READY = "[x] The server is fired up and ready to roll!"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 94 GiB"
+
+# (signature, lines): the last line is the one that must be found.
+SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("gate.jit_closed", ("RuntimeError: No supported CUDA architectures found for major versions [9, 10].",)),
+    ("gate.jit_closed", ("RuntimeError: No supported CUDA architectures found for major versions [9].",)),
+    (
+        "gate.backend_refused",
+        ("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.",),
+    ),
+    ("gate.cuda_too_old_for_sm12x", ("RuntimeError: SM 12.x requires CUDA >= 12.9",)),
+    (
+        "fusion.preflight_failed",
+        (
+            "[x TP1] FlashInfer workspace preflight probe failed (CUDA_ERROR_NOT_SUPPORTED). "
+            "Skipping allreduce fusion.",
+        ),
+    ),
+    (
+        "fusion.workspace_failed",
+        ("[x TP1] Failed to initialize FlashInfer workspace (backend=trtllm): x. Disabling it permanently.",),
+    ),
+    (
+        "fusion.disabled",
+        (
+            "[x TP1] FlashInfer allreduce fusion disabled globally because workspace initialization "
+            "failed on "
+            "at least one rank.",
+        ),
+    ),
+    ("fusion.disabled", ("[x] FlashInfer allreduce fusion is forcibly disabled by --enforce-disable",)),
+    ("fusion.disabled", ("flashinfer.comm allreduce_fusion API is not available, falling back to standard",)),
+    (
+        "kernel.no_image",
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device",),
+    ),
+    (
+        "kernel.ptx_unsupported",
+        ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",),
+    ),
+    (
+        "toolchain.architecture_unknown",
+        ("ptxas fatal   : Value 'sm_120a' is not defined for option 'gpu-name'",),
+    ),
+    ("toolchain.architecture_unknown", ("nvcc fatal   : Unsupported gpu architecture 'compute_120a'",)),
+    (
+        "kernel.capability_refused",
+        ("ValueError: mm_fp4 does not support backend 'trtllm' with capability 120",),
+    ),
+    (
+        "kernel.capability_refused",
+        ("AssertionError: moe_runner_backend=flashinfer_mxfp4 requires SM90 or SM100.",),
+    ),
+    ("kernel.deep_gemm", ("AttributeError: module 'deep_gemm' has no attribute 'get_num_sms'",)),
+    ("jit.build_failed", ("RuntimeError: Ninja build failed. Ninja output:",)),
+    (
+        "memory.kv_pool",
+        (
+            LOAD,
+            POOL,
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. Current "
+            "value: 0.5",
+        ),
+    ),
+    (
+        "memory.gpu_occupied",
+        (
+            "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes. "
+            "pre_model_load_memory=1",
+        ),
+    ),
+    ("memory.oom", (OOM,)),
+    ("memory.oom_at_load", (LOAD, OOM)),
+    ("memory.oom_at_kv_allocation", (LOAD, POOL, OOM)),
+    ("memory.oom_at_graph_capture", (LOAD, POOL, GRAPH, f"Exception: Capture cuda graph failed: {OOM}")),
+    ("memory.oom_while_serving", (LOAD, POOL, GRAPH, READY, OOM)),
+    (
+        "memory.nccl_allocation",
+        ("h:1:2 [0] include/alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'",),
+    ),
+    ("memory.unit_oom", ("sglang-main.service: Failed with result 'oom-kill'.",)),
+    ("memory.shared", ("RuntimeError: unable to open shared memory object </torch_1> in read-write mode",)),
+    ("memory.disk_full", ("OSError: [Errno 28] No space left on device",)),
+    ("memory.pinned", ("RuntimeError: error: RLIMIT_MEMLOCK is too low",)),
+    ("memory.kv_retracted", ("[x] KV cache pool is full. Retract requests. #retracted_reqs: 1",)),
+    ("memory.graph_capture_failed", ("Exception: Capture cuda graph failed: something else",)),
+    (
+        "nccl.collective_timeout",
+        (
+            "[rank7]:[E226 ProcessGroupNCCL.cpp:616] [Rank 7] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=5653, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600077 milliseconds",
+        ),
+    ),
+    (
+        "nccl.watchdog_stuck",
+        ("[rank7]:[E626] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",),
+    ),
+    (
+        "nccl.p2p_fault",
+        ("h:1:2 [0] transport/p2p.cc:275 NCCL WARN P2P cuMemImportFromShareableHandle failed : invalid",),
+    ),
+    ("nccl.network", ("h:1:2 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",)),
+    ("nccl.version_mismatch", ("ImportError: libtorch_cuda.so: undefined symbol: ncclCommWindowRegister",)),
+    (
+        "nccl.error",
+        (
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled "
+            "cuda error, "
+            "NCCL version 2.27",
+        ),
+    ),
+    ("nccl.warn", ("h:1:2 [0] misc/x.cc:5 NCCL WARN something new",)),
+    ("communication.ipc_invalid", ("RuntimeError: CUDA error: cudaIpcGetMemHandle: invalid argument",)),
+    (
+        "communication.rendezvous",
+        ("torch.distributed.DistStoreError: wait() on TCPStore: wait timeout after 1800000ms, timed out",),
+    ),
+    ("hang.watchdog", ("[x TP0] Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",)),
+    (
+        "hang.health_check",
+        (
+            "[x] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. "
+            "tic start time: 10:00:00.",
+        ),
+    ),
+    ("toolchain.no_ninja", ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'",)),
+    (
+        "toolchain.no_nvcc",
+        ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",),
+    ),
+    ("toolchain.no_nvcc", ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",)),
+    (
+        "toolchain.no_nvcc",
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",),
+    ),
+    (
+        "toolchain.no_cuda_home",
+        ("OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",),
+    ),
+    ("toolchain.no_header", ("main.c:5:10: fatal error: Python.h: No such file or directory",)),
+    (
+        "toolchain.no_compiler",
+        ("RuntimeError: Failed to find C compiler. Please specify via CC environment",),
+    ),
+    ("toolchain.no_libcuda", ("/usr/bin/ld: cannot find -lcuda: No such file or directory (libcuda)",)),
+    ("toolchain.no_libcuda", ("AssertionError: libcuda.so cannot found!",)),
+    ("packages.libcudart_not_loaded", ("AssertionError: libcudart is not loaded in the current process",)),
+    (
+        "packages.flashinfer_mismatch",
+        ("RuntimeError: flashinfer-cubin version (0.6.2) does not match flashinfer version (0.6.3). Please",),
+    ),
+    (
+        "packages.too_old",
+        (
+            "Exception: flashinfer_python is installed with version 0.5.0, which is less than the minimum "
+            "required version 0.6.3. Please",
+        ),
+    ),
+    ("packages.abi", ("ImportError: /v/sgl_kernel/common_ops.so: undefined symbol: _ZN3c104cuda",)),
+    (
+        "packages.missing_library",
+        ("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",),
+    ),
+    ("packages.missing_module", ("ModuleNotFoundError: No module named 'orjson'",)),
+    (
+        "packages.registered_twice",
+        ("ValueError: 'qwen3_asr' is already used by a Transformers config, pick another name.",),
+    ),
+    ("arguments.refused", ("launch_server.py: error: unrecognized arguments: --foo",)),
+    ("arguments.refused", ("launch_server.py: error: argument --reasoning-parser: invalid choice: 'glm47'",)),
+    (
+        "model.no_path",
+        ("huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name': '/no/model'",),
+    ),
+    (
+        "model.no_path",
+        (
+            "OSError: /m does not appear to have a file named config.json. Checkout 'https://huggingface.co/m'",
+        ),
+    ),
+    ("model.no_path", ("OSError: Can't load the configuration of '/no/such/model'. If you were trying to",)),
+    ("model.gated", ("OSError: You are trying to access a gated repo.",)),
+    (
+        "model.unknown_architecture",
+        (
+            "ValueError: The checkpoint you are trying to load has model type `glm_moe_dsa` but Transformers "
+            "does not recognize this architecture.",
+        ),
+    ),
+    ("model.weights_missing", ("RuntimeError: Cannot find any model weights with `/m`",)),
+    (
+        "model.weights_missing",
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",),
+    ),
+    ("model.tokenizer", ("OSError: Can't load tokenizer for '/m'. If you were trying to load it from",)),
+    (
+        "model.expert_shape",
+        (
+            LOAD,
+            "RuntimeError: The size of tensor a (3072) must match the size of tensor b (6144) at "
+            "non-singleton dimension 1",
+        ),
+    ),
+    (
+        "model.tp_does_not_divide",
+        (
+            "ValueError: The output_size of gate's weight = 192 is not divisible by weight "
+            "quantization block_n",
+        ),
+    ),
+    (
+        "model.quantization",
+        ("ValueError: Quantization method specified in the model config (fp8) does not match modelopt_fp4",),
+    ),
+    (
+        "kernel.fp4",
+        ("RuntimeError: [FP4 gemm Runner] Failed to run cutlass FP4 gemm on sm120. Error: Error",),
+    ),
+    (
+        "kernel.tactic_skipped",
+        ("[x] flashinfer.jit: [Autotuner]: Skipping tactic <x> 14, due to failure while profiling",),
+    ),
+    (
+        "kernel.moe_config_missing",
+        (
+            "[x] Using default MoE kernel config. Performance might be sub-optimal! Config file not "
+            "found at x.json",
+        ),
+    ),
+    ("model.nan", ("ValueError: Detected errors during sampling! NaN in the logits.",)),
+    (
+        "model.sampling_assert",
+        ("RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",),
+    ),
+    ("model.token_outside_vocabulary", ("IndexError: index out of range in self",)),
+    (
+        "kernel.illegal_access",
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered",),
+    ),
+    ("kernel.illegal_access", ("RuntimeError: CUDA error: unspecified launch failure",)),
+    (
+        "request.too_long",
+        ("ValueError: Requested token count exceeds the model's maximum context length of 4096 tokens.",),
+    ),
+    (
+        "process.sigquit",
+        ("[x] SIGQUIT received. signum=None, frame=None. It usually means one child failed.",),
+    ),
+    ("process.sigquit", ("[x] Received sigquit from a child process. It usually means the child failed.",)),
+    (
+        "process.child_killed",
+        ("[x] Subprocess scheduler_0 (pid=5) crashed with exit code -9. Triggering SIGQUIT for cleanup...",),
+    ),
+    (
+        "process.child_crashed",
+        ("[x] Subprocess scheduler_0 (pid=5) crashed with exit code 1. Triggering SIGQUIT for cleanup...",),
+    ),
+    ("process.rank_died", ("RuntimeError: Rank 0 scheduler died during initialization (exit code: 1).",)),
+    ("process.initialization_failed", ("[x] Initialization failed. warmup error: Traceback",)),
+    ("process.rank_gave_up", ("EOFError",)),
+    ("process.segfault", ("Fatal Python error: Segmentation fault",)),
+    (
+        "network.port_in_use",
+        (
+            "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): "
+            "address already",
+        ),
+    ),
+    ("network.address", ("OSError: [Errno 99] Cannot assign requested address",)),
+    ("host.permission", ("PermissionError: [Errno 13] Permission denied: '/m/config.json'",)),
+    ("host.read_only", ("OSError: [Errno 30] Read-only file system: '/home/sglang/.cache'",)),
+    ("host.too_many_files", ("OSError: [Errno 24] Too many open files",)),
+    ("host.threads", ("RuntimeError: can't start new thread",)),
+    ("systemd.start_limit", ("sglang-main.service: Failed with result 'start-limit-hit'.",)),
+    ("systemd.exec", ("sglang-main.service: Failed at step EXEC spawning /v/bin/python: No such file",)),
+    ("systemd.failed", ("sglang-main.service: Failed with result 'signal'.",)),
+    ("process.forced_exit", ("Signal SIGTERM received while health check failed. Force exiting.",)),
+    ("driver.mismatch", ("Failed to initialize NVML: Driver/library version mismatch",)),
+    (
+        "driver.too_old",
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version",),
+    ),
+    (
+        "driver.not_running",
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",),
+    ),
+    ("driver.no_gpu", ("RuntimeError: No CUDA GPUs are available",)),
+)
+
+KERNEL_LINES: tuple[tuple[str, str], ...] = (
+    *(
+        (
+            f"xid.{number}",
+            f"Nov 30 10:00:00 h kernel: NVRM: Xid (PCI:0000:01:00): {number}, pid=12, name=python, x",
+        )
+        for number in (13, 31, 43, 48, 61, 62, 63, 64, 74, 79, 94, 95, 119, 120, 154)
+    ),
+    ("xid.other", "NVRM: Xid (PCI:0000:01:00): 1339, pid=1"),
+    (
+        "xid.154",
+        "NVRM: Xid (PCI:0000:82:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)",
+    ),
+    (
+        "driver.mismatch",
+        "NVRM: API mismatch: the client has the version 580.126.09, but this kernel module 580.1",
+    ),
+    ("driver.init_failed", "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2624)"),
+    (
+        "driver.needs_open_modules",
+        "NVRM: installed in this system requires use of the NVIDIA open kernel modules.",
+    ),
+    ("gpu.fallen_off", "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus."),
+    ("pcie.bar", "NVRM: BAR0 is 0M @ 0x0 (PCI:0000:06:00.0)"),
+    (
+        "pcie.error",
+        "pcieport 0000:00:01.1: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0",
+    ),
+    ("pcie.link_down", "pcieport 0000:40:01.1: pciehp: Slot(0): Link Down"),
+    ("pcie.reset", "vfio-pci 0000:01:00.0: not ready 65535ms after FLR; giving up"),
+    ("iommu.fault", "AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0012 address=0xf000 flags=0x0000]"),
+    ("memory.host_oom", "Out of memory: Killed process 4242 (sglang::schedul) total-vm:1kB, anon-rss:1kB"),
+    ("kernel_log.segfault", "python[4242]: segfault at 0 ip 00007f sp 00007f error 4 in libcuda.so.1"),
+)
+
+# Lines of healthy servers and kernels, some with words that look bad.
+HARMLESS = (
+    "[x] server_args=ServerArgs(model_path='/m', watchdog_timeout=300, log_level_http=None, "
+    "crash_dump_folder=None, "
+    "enable_flashinfer_allreduce_fusion=True, fp4_gemm_runner_backend='auto', "
+    "disable_shared_experts_fusion=False)",
+    "[x] Ignore import error when loading sglang.srt.models.midashenglm: No module named 'torchaudio'",
+    "[x] Fail to set RLIMIT_NOFILE: current limit exceeds maximum limit",
+    "[x] Decode batch, #running-req: 8, #token: 12, token usage: 0.01, gen throughput (token/s): 1, "
+    "#queue-req: 0",
+    '[x] INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 200 OK',
+    '[x] INFO:     127.0.0.1:5 - "GET /error_report HTTP/1.1" 404 Not Found',
+    "[x] Memory pool end. avail mem=7.53 GB",
+    "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
+    "world_size=2",
+    "[x] Auto-enabling FlashInfer AllReduce Fusion on SM90/SM10X for GlmMoeDsaForCausalLM",
+    "h:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS",
+    "[x] Setting error_count=0, failed_requests=0, timeout=20",
+    "[x] Gracefully exiting... Remaining number of requests 0. Remaining requests remaining_rids=[].",
+    "[x] The current platform does not support Intel AMX, will fallback to torch_native backend.",
+    "systemd[1]: Stopped sglang-main.service.",
+    "[x] Subprocess scheduler_0 (pid=5) crashed with exit code -15. Triggering SIGQUIT for cleanup...",
+)

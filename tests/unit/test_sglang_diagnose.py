@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_diagnose
+from test_diagnosis import STORY
+
+XID = "Mar 01 10:01:00 h kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=12, GPU has fallen off the bus.\n"
+
+
+def test_the_story_from_a_file(run_module: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(STORY)
+    code, out = run_module(sglang_diagnose.main, path=str(log))
+    assert code == 0
+    assert out["first_cause"]["layer"] == "layer 3"
+    assert [(one["signature"], one["role"]) for one in out["findings"]] == [
+        ("gate.jit_closed", "cause"),
+        ("process.sigquit", "consequence"),
+    ]
+    assert out["starts"] == 1
+    assert not out["changed"]
+    assert "s3cret-key" not in json.dumps(out)
+
+
+def test_a_lost_gpu_explains_what_the_server_saw(run_module: Any, tmp_path: Path) -> None:
+    kernel = tmp_path / "kern.log"
+    kernel.write_text(XID)
+    text = "[x] server_args=ServerArgs()\nRuntimeError: CUDA error: unspecified launch failure\n"
+    code, out = run_module(sglang_diagnose.main, text=text, kernel_log=str(kernel))
+    assert code == 0
+    assert out["first_cause"]["signature"] == "xid.79"
+    assert out["first_cause"]["source"] == "kernel"
+    assert {one["signature"] for one in out["findings"]} == {"xid.79", "kernel.illegal_access"}
+
+
+def test_nothing_is_said_to_be_nothing(run_module: Any) -> None:
+    code, out = run_module(sglang_diagnose.main, text="[x] The server is fired up and ready to roll!\n")
+    assert (code, out["first_cause"], out["findings"]) == (0, None, [])
+
+
+def test_nvidia_smi_is_asked(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    code, out = run_module(sglang_diagnose.main, nvidia_smi=True)
+    assert code == 0
+    assert out["first_cause"]["signature"] == "driver.mismatch"
+
+
+def test_a_log_that_is_not_there_fails(run_module: Any, tmp_path: Path) -> None:
+    code, out = run_module(sglang_diagnose.main, path=str(tmp_path / "none"))
+    assert code == 1
+    assert "none" in out["msg"]
+
+
+def test_two_sources_of_the_same_kind_are_refused(run_module: Any) -> None:
+    assert run_module(sglang_diagnose.main, text="a", unit="b")[0] == 1
+    assert run_module(sglang_diagnose.main)[0] == 1

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Make one self-contained HTML page (and a PNG of the curves) of a run's JSON, or compare several runs.
+
+    report.py RUN.json [RUN.json ...] --html PAGE.html [--png CURVES.png]
+
+A run is what the roles sglang_verify and sglang_promote write; docs/run.schema.json describes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+from matplotlib.figure import Figure
+
+matplotlib.use("agg")
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+SCHEMA = 1
+# One figure of a curve: the key path in a rung, and what stands at the axis.
+PANELS = [
+    ("output_tokens_per_second", "output tokens per second"),
+    ("ttft_ms.p50", "TTFT p50, ms"),
+    ("tpot_ms.p50", "TPOT p50, ms"),
+    ("power_watts", "GPU power, W"),
+]
+
+Rung = dict[str, Any]
+
+
+def figure_of(rung: Rung, path: str) -> float | None:
+    value: Any = rung
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def curves(run: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Rung]]]:
+    """The ladders of a run with a name for each: its instances, or the two sides of a promotion."""
+    if run["kind"] == "promote":
+        for side in ("off", "on"):
+            yield f"{prefix}fusion {side}", run["sides"][side]["rungs"]
+    else:
+        for instance in run["instances"]:
+            yield f"{prefix}{instance['instance']}", instance["rungs"]
+
+
+def points(rungs: list[Rung], path: str) -> tuple[list[int], list[float]]:
+    """(concurrencies, medians over the rungs of each); what has no figure is left out."""
+    found: dict[int, list[float]] = {}
+    for rung in rungs:
+        value = figure_of(rung, path)
+        if value is not None:
+            found.setdefault(rung["concurrency"], []).append(value)
+    return sorted(found), [statistics.median(found[streams]) for streams in sorted(found)]
+
+
+def draw(ladders: list[tuple[str, list[Rung]]]) -> Figure:
+    panels = [(path, text) for path, text in PANELS if any(points(rungs, path)[0] for _, rungs in ladders)]
+    figure = Figure(figsize=(4.3 * len(panels), 3.3), layout="constrained")
+    for axis, (path, text) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        streams: set[int] = set()
+        for name, rungs in ladders:
+            concurrency, values = points(rungs, path)
+            streams |= set(concurrency)
+            axis.plot(concurrency, values, "o-", label=name)
+        axis.set_xlabel("concurrent requests")
+        axis.set_ylabel(text)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted(streams), [str(one) for one in sorted(streams)])
+        axis.set_ylim(bottom=0)
+        axis.spines[["top", "right"]].set_visible(False)
+    if len(ladders) > 1:
+        figure.axes[0].legend(frameon=False)
+    return figure
+
+
+def page(runs: list[dict[str, Any]]) -> tuple[str, Figure]:
+    names = [""] if len(runs) == 1 else [f"{run['host']} {run['time']} " for run in runs]
+    ladders = [ladder for run, name in zip(runs, names, strict=True) for ladder in curves(run, name)]
+    figure = draw(ladders)
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    picture = svg.getvalue()
+    html = environment.get_template("report.html.j2").render(
+        runs=runs, ladders=ladders, picture=picture[picture.index("<svg") :]
+    )
+    return html, figure
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        run = json.loads(path.read_text())
+        if run["schema"] != SCHEMA:
+            sys.exit(f"{path}: wanted a run of schema {SCHEMA}, found {run['schema']}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path}: wanted the JSON of a run (artifacts/<host>/<time>/run.json), found: {error!r}")
+    return dict(run)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--html", type=Path, required=True)
+    parser.add_argument("--png", type=Path)
+    given = parser.parse_args()
+    html, figure = page([read(path) for path in given.runs])
+    given.html.write_text(html)
+    if given.png:
+        figure.savefig(given.png, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
