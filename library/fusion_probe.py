@@ -16,7 +16,7 @@ description:
   - Stages, in order, each with a time limit of its own. C(toolchain), C(jit), C(nccl), C(workspace),
     C(numbers), C(graph), C(speed). The first two need no GPU. Without GPUs the others are reported as not
     run, never as passed.
-  - Processes that hang are ended by their own process groups, and the GPU memory is seen free again.
+  - Processes that hang are ended with everything they started, and the GPU memory is seen free again.
   - A verdict holds for the packages, gates, driver, GPUs and settings it was found with. Where all are the
     same and the built library is still there, O(reuse) returns it without running anything.
   - Each stage is told in the journal (C(journalctl -t ansible-fusion_probe -f)) and in C(progress.log)
