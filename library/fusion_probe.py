@@ -16,7 +16,7 @@ description:
   - Stages, in order, each with a time limit of its own. C(toolchain), C(jit), C(nccl), C(workspace),
     C(numbers), C(graph), C(speed). The first two need no GPU. Without GPUs the others are reported as not
     run, never as passed.
-  - Processes that hang are ended by their own process groups, and the GPU memory is seen free again.
+  - Processes that hang are ended with everything they started, and the GPU memory is seen free again.
   - A verdict holds for the packages, gates, driver, GPUs and settings it was found with. Where all are the
     same and the built library is still there, O(reuse) returns it without running anything.
   - Each stage is told in the journal (C(journalctl -t ansible-fusion_probe -f)) and in C(progress.log)
@@ -27,7 +27,9 @@ options:
     type: path
     required: true
   ranks:
-    description: Number of GPUs, the tensor parallel size of the server. V(0) means all GPUs of the host.
+    description:
+      - Number of GPUs, the tensor parallel size of the server. V(0) means all GPUs of the host. With V(1) there is
+        nothing to reduce, and only the build runs.
     type: int
     default: 0
   stages:
@@ -277,7 +279,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     account = Account.of(given["user"])
     gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
     ranks = given["ranks"] or len(gpus) or RANKS[0]
-    if gpus and ranks not in RANKS:
+    if gpus and ranks not in (1, *RANKS):
         raise ProbeError(f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks")
     if given["program"] is not None and not module.check_mode:
         write_program(Path(given["program_dir"]), given["program"])

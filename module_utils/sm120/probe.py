@@ -21,8 +21,8 @@ from .probe_call import (
     nvcc_arch,
     parse_call,
 )
-from .probe_cases import Case, matrix
-from .probe_report import BUILD_STAGES, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
+from .probe_cases import RANKS, Case, matrix
+from .probe_report import BUILD_STAGES, PLAY, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
 from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
 from .probe_watch import Failure, Watch
 
@@ -84,7 +84,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
         )
     except OSError as error:
         raise ProbeError(
-            f"{settings.python} cannot be run: {error.strerror}. Run playbooks/runtime.yml first"
+            f"{settings.python} cannot be run: {error.strerror}. Run: {PLAY}runtime.yml"
         ) from None
     if done.returncode:
         raise ProbeError(
@@ -97,9 +97,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
 def fusion_call(facts: Mapping[str, Any]) -> FusionCall:
     packages = facts["packages"]
     if "flashinfer-python" not in packages:
-        raise ProbeError(
-            "flashinfer-python is not installed in this environment. Run playbooks/runtime.yml first"
-        )
+        raise ProbeError("flashinfer-python is not installed in this environment. Run: {PLAY}runtime.yml")
     root = packages.get("sglang", {}).get("root", "")
     if not root:
         return call_without_sglang(packages["flashinfer-python"]["version"])
@@ -167,8 +165,10 @@ class Probe:
         if build:
             self._build(build, bool(gpus))
         if compute and not self.failures:
-            if len(gpus) < settings.ranks and settings.rank_program == "rank.py":
-                self._no_gpus(compute, len(gpus))
+            if settings.ranks < RANKS[0]:
+                self._leave_out(compute, "one rank: there is nothing to reduce")
+            elif len(gpus) < settings.ranks and settings.rank_program == "rank.py":
+                self._too_few(compute, len(gpus))
             else:
                 self._compute(compute, gpus)
         first = self.failures[0] if self.failures else None
@@ -194,17 +194,16 @@ class Probe:
             "memory_held": self.memory_held,
         }
 
-    def _no_gpus(self, compute: Sequence[str], found: int) -> None:
-        """Said, never passed: the ranks of a probe are real GPUs."""
+    def _leave_out(self, compute: Sequence[str], why: str) -> None:
+        """Said, never passed."""
         for name in compute:
-            self.stages[name].detail = f"{found} GPUs on this host, {self.settings.ranks} wanted"
-        if not found:
-            self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
-        else:
-            text = (
-                f"{found} GPUs on this host, {self.settings.ranks} ranks wanted: "
-                "set fusion_probe_ranks to the server's tensor parallel size"
-            )
+            self.stages[name].detail = why
+        self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
+
+    def _too_few(self, compute: Sequence[str], found: int) -> None:
+        text = f"{found} GPUs on this host, {self.settings.ranks} wanted"
+        self._leave_out(compute, text)
+        if found:
             self.failures.append(Failure(compute[0], "ranks", text))
             self.stages[compute[0]].status = "failed"
 
@@ -240,8 +239,10 @@ class Probe:
             "fault": settings.fault,
             **settings.worker_options,
         }
+        # All ranks are on this host, whose name need not resolve for gloo.
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **settings.environment}
         watch = Watch(settings.ranks, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
-        self._group(settings.rank_program, settings.ranks, config, settings.environment, watch, "compute")
+        self._group(settings.rank_program, settings.ranks, config, environment, watch, "compute")
         self.cases = watch.cases()
         self.speed = speed_rows(watch.speed())
         self.speed_summary = speed_summary(self.speed, settings.max_slowdown)

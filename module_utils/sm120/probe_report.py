@@ -9,17 +9,19 @@ from typing import Any
 STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
 
+PLAY = "ansible-playbook -i INVENTORY playbooks/"
 NEXT = {
-    "toolchain": "Give the service user a whole toolkit: ansible-playbook playbooks/probe.yml --tags cuda",
-    "gate_closed": "Open the gates, all layers at once: ansible-playbook playbooks/gates.yml",
+    "toolchain": f"Give the service user a whole toolkit: {PLAY}probe.yml --tags cuda",
+    "gate_closed": f"Open the gates, all layers at once: {PLAY}gates.yml",
     "no_architecture": "Give it nvcc 12.9 or newer (cuda_toolkit_method, cuda_toolkit_path)",
-    "aot": "Remove flashinfer-jit-cache from the environment, then run playbooks/probe.yml again",
-    "memory": "Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then probe again",
-    "preflight": "See gate fusion.multicast_preflight and free memory: ansible-playbook playbooks/audit.yml",
+    "aot": f"Remove flashinfer-jit-cache from the environment, then {PLAY}probe.yml",
+    "memory": f"Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then {PLAY}probe.yml",
+    "preflight": f"See gate fusion.multicast_preflight and free memory: {PLAY}audit.yml",
+    "ranks": "Set fusion_probe_ranks to the server's tensor parallel size",
     "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
     "ACS and IOMMU on the path, and `options nvidia_uvm uvm_disable_hmm=1`. If the probe gets past it with "
     "NCCL_P2P_DISABLE=1 in fusion_probe_environment, P2P it is; fusion needs P2P, so it stays off",
-    "wrong": "Do not serve with fusion on this host: leave it off, or ansible-playbook playbooks/revert.yml",
+    "wrong": f"Do not serve with fusion on this host: leave it off, or {PLAY}revert.yml",
     "hang": "Do not serve with fusion on this host. See the end of each rank's log, and `dmesg` for Xid",
     "slow": "Fusion would slow this host down: leave sglang_server_allreduce_fusion off",
     "other": "Read the evidence file and the logs that it names",

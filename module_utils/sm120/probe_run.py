@@ -1,4 +1,4 @@
-"""Start the probe's processes as the service user, listen, end them by their groups, see memory free."""
+"""Start the probe's processes as the service user, listen, end all of them, see memory free."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Process:
     reports: IO[bytes]
     pending: bytes = b""
     closed: bool = False
-    reaped: bool = False
+    told: bool = False
 
 
 def run_group(job: Job, watch: Watch, announce: Callable[[str], None]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _start(job: Job, rank: int, log: Path) -> Process:
                 stderr=sink,
                 cwd=job.work,
                 env=dict(job.environment),
-                start_new_session=True,  # pid == process group: nvcc and ninja below it end with it
+                start_new_session=True,  # its pid names the session that ninja and nvcc stay in
                 **job.account.process_options(),
             )
     except BaseException:
@@ -150,34 +150,58 @@ def _listen(process: Process, selector: selectors.BaseSelector, watch: Watch) ->
 
 def _reap(processes: Sequence[Process], watch: Watch, now: float) -> None:
     for process in processes:
-        if process.closed and not process.reaped:
-            code = process.popen.poll()
+        if process.closed and not process.told:
+            code = exit_code(process.popen.pid)
             if code is not None:
-                process.reaped = True
+                process.told = True
                 watch.exited(process.rank, code, now)
 
 
-def end_processes(processes: Sequence[Process]) -> list[int]:
-    """SIGKILL to the groups that we started; returns the pids that did not go away.
+def exit_code(pid: int) -> int | None:
+    """How a child ended, leaving it unreaped: its pid names its session until everything in there is gone."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    A rank that spins in a kernel takes no other signal. The group is signalled while its leader is unreaped,
-    so that its id cannot have passed to somebody else; a leader that ended well has no children left.
+
+def session_members(session: int) -> list[int]:
+    """Living processes of a session, by /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, _parent, _group, sid = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue  # it ended meanwhile
+        if int(sid) == session and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def end_processes(processes: Sequence[Process]) -> list[int]:
+    """SIGKILL to all that our children started; returns the pids that did not go away.
+
+    A rank that spins in a kernel takes no other signal. The session is what holds them together: ninja gives each
+    compiler a process group of its own. Leaders are unreaped until then, so their numbers are still theirs.
     """
-    for process in processes:
-        if process.popen.returncode is None:
+    end = time.monotonic() + END_SECONDS
+    while True:
+        living = [pid for process in processes for pid in session_members(process.popen.pid)]
+        if not living or time.monotonic() > end:
+            break
+        for pid in living:
             try:
-                os.killpg(process.popen.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-    end = time.monotonic() + END_SECONDS
-    left = []
+        time.sleep(0.05)
     for process in processes:
-        try:
-            process.popen.wait(max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            left.append(process.popen.pid)
+        if process.popen.pid not in living:
+            process.popen.wait()
         process.reports.close()
-    return left
+    return living
 
 
 def tail(path: Path) -> str:

@@ -81,6 +81,34 @@ def test_without_gpus_the_build_runs_and_the_rest_is_not_run(
     assert "stage jit passed" in (tmp_path / "evidence" / "progress.log").read_text()
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "verdict", "cause"),
+    [(1, 0, "compiled", None), (4, 1, "compiled", None), (2, 4, "failed", "ranks"), (6, 0, None, None)],
+)
+def test_ranks_that_this_host_cannot_have(
+    probe: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    ranks: int,
+    verdict: str | None,
+    cause: str | None,
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    rows = "".join(f"echo '{i}, GPU-{i}, NVIDIA X, 580.1, 0, 97887'\n" for i in range(gpus))
+    tool.write_text("#!/bin/sh\n" + rows)
+    tool.chmod(0o755)
+    path = f"{tool.parent}:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    code, answer = probe(ranks=ranks, environment={"HOME": str(tmp_path / "home"), "PATH": path})
+    assert answer.get("verdict") == verdict
+    assert code == (0 if verdict == "compiled" else 1)
+    assert (answer.get("failure") or {}).get("cause") == cause
+    if verdict is None:
+        assert "2, 4, 8, 16" in answer["msg"]
+
+
 def test_a_good_verdict_is_used_again_until_something_differs(
     probe: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -22,9 +22,13 @@ say(t="begin", stage="nccl")
 todo = config["ranks"][rank]
 print("log of", rank, file=sys.stderr)
 if todo == "hang":
-    child = subprocess.Popen(["sleep", "600"])
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, 0))  # as ninja starts its compilers
     say(t="beat", case=f"child {child.pid}")
     time.sleep(600)
+if todo == "orphan":
+    child = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, 0), stdout=subprocess.DEVNULL)
+    say(t="beat", case=f"child {child.pid}")
+    os._exit(9)
 if todo == "crash":
     os._exit(9)
 if todo == "noise":
@@ -85,6 +89,13 @@ def test_a_hang_is_ended_with_its_children_and_nobody_else(tmp_path: Path) -> No
         assert found["pids_left"] == []
         assert alive(bystander.pid)
         bystander.kill()
+
+
+def test_what_a_crashed_rank_left_behind_ends_too(tmp_path: Path) -> None:
+    watch, _ = run(tmp_path, "orphan")
+    child = int(watch.ranks[0].case.split()[1])
+    assert [failure.cause for failure in watch.failures] == ["crash"]
+    assert not alive(child)
 
 
 def test_a_crash_ends_the_others(tmp_path: Path) -> None:
