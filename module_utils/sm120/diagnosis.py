@@ -26,6 +26,8 @@ _TRACEBACK = b"Traceback (most recent call last)"
 _LAST_LINE = re.compile(rb"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL)[A-Za-z_][\w.]*(?::|\s*$)")
 # A refused argument ends a run before it has logged anything else.
 _START = re.compile(rb"server_args=ServerArgs\(|\.py: error: ")
+# What systemd says before the program's first line.
+_STARTED = re.compile(rb"^Started ")
 _STAGES = (
     (b"Load weight begin", LOADING),
     (b"Load weight end", POOLING),
@@ -99,6 +101,7 @@ class Scanner:
     findings: dict[str, Finding] = field(default_factory=dict)
     _start: _Start = field(default_factory=_Start)
     _failed_start: _Start | None = None
+    _announced: bool = False
     _stage: str | None = None
     _seen: dict[tuple[str | None, bytes], Signature | None] = field(default_factory=dict)
     _tail: bytes = b""
@@ -125,7 +128,8 @@ class Scanner:
     @property
     def first_cause(self) -> Finding | None:
         current = self._start.first_cause(self.ready)
-        if current is None and self._failed_start is not None and not self.ready:
+        under_way = not self.ready and self._start.fatal is None
+        if current is None and self._failed_start is not None and under_way:
             return self._failed_start.first_cause(ready=False)
         return current
 
@@ -198,8 +202,12 @@ class Scanner:
             self._match(line, number, None)
 
     def _line(self, line: bytes, number: int) -> None:
-        if _START.search(line):
-            self._begin()
+        announced = _STARTED.search(_SYSLOG_PREFIX.sub(b"", line)) is not None
+        if announced or _START.search(line):
+            # The announcement and the program's own first line are one start.
+            if not self._announced:
+                self._begin()
+            self._announced = announced
         self._note_stage(line)
         self._match(line, number, None)
         if _TRACEBACK in line:

@@ -146,7 +146,7 @@ class Checker:
             if signs.unit.crashed:
                 raise _Crash(
                     f"unit {self._unit} is {signs.unit.active} ({signs.unit.sub}): "
-                    f"result {signs.unit.result}, exit status {signs.unit.exit_status}"
+                    f"result {signs.unit.result}, {signs.unit.ending}"
                 )
             if signs.restarted:
                 raise _Crash(f"unit {self._unit} ended and was started anew ({signs.unit.restarts} restarts)")
