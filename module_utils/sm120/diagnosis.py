@@ -21,6 +21,9 @@ _ACCESS_LOG = b' HTTP/1.1" '
 
 _SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
 _FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
+# Ids, ports, times: what differs between two lines that say the same. Numbers that mean something (errno,
+# exit codes, architectures) are shorter.
+_COUNTERS = re.compile(rb"[0-9a-f-]{8,}|\d{4,}|\d+\.\d+")
 _TRACEBACK = b"Traceback (most recent call last)"
 # "module.Class: text" or a bare class name; not "INFO: ..." and not a log line in brackets.
 _LAST_LINE = re.compile(rb"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL)[A-Za-z_][\w.]*(?::|\s*$)")
@@ -231,9 +234,9 @@ class Scanner:
         self._stage = None
 
     def _known(self, bare: bytes) -> Signature | None:
-        """The signature of a line; what was looked up once is remembered, because servers repeat
-        themselves."""
-        key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
+        """The signature of a line; what was looked up once is remembered, but for numbers that only count."""
+        text = bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare
+        key = (self._stage, _COUNTERS.sub(b"#", text))
         if key not in self._seen:
             if len(self._seen) >= REMEMBERED_LINES:
                 self._seen.clear()
