@@ -192,6 +192,45 @@ def test_health_well_and_generation_silent_is_hung() -> None:
     assert "/health is well" in got.reason
 
 
+def test_endless_silence_after_200_is_hung() -> None:
+    def begin(fake: Fake, sock: socket.socket, body: Any) -> None:
+        sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{")
+        silence(fake, sock, body)
+
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = begin
+        begun = time.monotonic()
+        got = check(fake)
+    assert got.status == "hung"
+    assert time.monotonic() - begun < 5
+
+
+def break_off(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+    sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    sock.close()
+
+
+def test_a_reset_in_mid_answer_is_degraded_when_the_server_lives_on() -> None:
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = break_off
+        got = check(fake)
+    assert got.status == "degraded"
+    assert "broke off" in got.reason
+
+
+def test_a_reset_in_mid_answer_is_a_crash_when_nobody_is_left() -> None:
+    def die(fake: Fake, sock: socket.socket, body: Any) -> None:
+        assert fake.server is not None
+        fake.server.socket.close()
+        break_off(fake, sock, body)
+
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = die
+        got = check(fake)
+    assert got.status == "crashed"
+
+
 def test_a_parent_that_outlives_its_scheduler_is_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
     unit_is(monkeypatch, RUNNING)
     monkeypatch.setattr(
