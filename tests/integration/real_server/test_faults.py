@@ -117,7 +117,7 @@ def test_no_memory_for_the_cache_is_named(launch: Callable[..., Any]) -> None:
     got = checker(server).wait(READY_SECONDS)
     assert got.status == "crashed", got
     assert got.diagnosis is not None
-    assert got.diagnosis["role"] == "cause"
+    assert got.diagnosis["signature"] == "memory.kv_pool"
 
 
 def test_a_taken_port_is_named(launch: Callable[..., Any]) -> None:
