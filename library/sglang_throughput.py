@@ -198,16 +198,23 @@ server:
   type: dict
 """
 
-import secrets
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.http import Client, UrlError
 from ansible.module_utils.sm120.ladder import Ladder
 from ansible.module_utils.sm120.load import LimitError, allow_open_files
-from ansible.module_utils.sm120.redact import redact_tree
-from ansible.module_utils.sm120.served_model import model_info, server_info, vocabulary_at
-from ansible.module_utils.sm120.throughput import Spec, SpecError, check_numbers, check_vocab
+from ansible.module_utils.sm120.measurement import (
+    check_arguments,
+    check_length,
+    make_spec,
+    method_of,
+    note_queue,
+    served_vocabulary,
+)
+from ansible.module_utils.sm120.redact import redact, redact_tree
+from ansible.module_utils.sm120.served_model import server_info
+from ansible.module_utils.sm120.throughput import SpecError
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "url": {"type": "str", "default": "http://127.0.0.1:30000"},
@@ -227,141 +234,44 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "stall_seconds": {"type": "float", "default": 120.0},
     "timeout_seconds": {"type": "float", "default": 1800.0},
 }
-NUMBERS = (
-    "api",
-    "concurrency",
-    "requests_per_stream",
-    "input_tokens",
-    "output_tokens",
-    "repeats",
-    "warmup_requests",
-    "stall_seconds",
-    "timeout_seconds",
-)
-
-
-def goodput_limits(given: dict[str, Any]) -> dict[str, float]:
-    try:
-        return {name: float(limit) for name, limit in given.items()}
-    except (TypeError, ValueError):
-        raise SpecError(f"goodput: every limit must be a number of milliseconds, found {given}") from None
-
-
-def served_vocabulary(client: Client) -> int | None:
-    """The model's vocabulary, if it can be known here; raises SpecError when the server cannot be
-    asked at all."""
-    answer = model_info(client)
-    where = f"{client.address.scheme}://{client.address.netloc}"
-    if answer.status == 401:
-        raise SpecError(f"api_key: {where} answers 401: the key is missing or wrong")
-    if not answer.ok:
-        found = f"HTTP {answer.status}" if answer.status else f"{answer.error}: {answer.detail}"
-        raise SpecError(
-            f"url: {where}/model_info: wanted an answer from a running server, found {found}. "
-            "Is it started? sglang_health tells its state"
-        )
-    info = answer.json()
-    path = info.get("model_path") if isinstance(info, dict) else None
-    return vocabulary_at(path) if isinstance(path, str) else None
-
-
-def method_of(
-    spec: Spec, seed_given: bool, ladder_note: str | None, vocabulary: int | None
-) -> dict[str, Any]:
-    return {
-        "api": spec.api,
-        "formulas": "sglang.bench_serving",
-        "loop": "closed: each stream sends its next request when its last is answered",
-        "requests_per_stream": spec.requests_per_stream,
-        "input_tokens": spec.input_tokens,
-        "output_tokens": spec.output_tokens,
-        "repeats": spec.repeats,
-        "warmup_requests": spec.warmup_requests,
-        "seed": spec.seed,
-        "seed_given": seed_given,
-        "vocab_size": spec.vocab_size,
-        "model_vocab_size": vocabulary,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "percentiles": "linear interpolation",
-        "goodput": spec.goodput,
-        "power": ladder_note or "nvidia-smi, mean over each repeat, all GPUs together",
-    }
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     given = module.params
+    keys = [given["api_key"]]
     try:
-        goodput = goodput_limits(given["goodput"])
-        check_numbers(**{name: given[name] for name in NUMBERS}, goodput=goodput)
-        check_vocab(given["vocab_size"] or 0 if given["vocab_size"] is not None else 32, None)
+        check_arguments(given)
         client = Client(given["url"], given["api_key"], ca_path=given["ca_path"])
         if module.check_mode:
-            module.exit_json(
-                changed=False,
-                rungs=[],
-                tokens_requested=0,
-                tokens_received=0,
-                valid=True,
-                method={"skipped": "check mode: no load was sent"},
-            )
+            nothing = {"rungs": [], "tokens_requested": 0, "tokens_received": 0, "valid": True}
+            module.exit_json(changed=False, method={"skipped": "check mode: no load was sent"}, **nothing)
         allow_open_files(max(given["concurrency"]))
         vocabulary = served_vocabulary(client)
-        spec = Spec(
-            api=given["api"],
-            concurrency=tuple(given["concurrency"]),
-            requests_per_stream=given["requests_per_stream"],
-            input_tokens=given["input_tokens"],
-            output_tokens=given["output_tokens"],
-            repeats=given["repeats"],
-            warmup_requests=given["warmup_requests"],
-            seed=given["seed"] if given["seed"] is not None else secrets.randbelow(2**31),
-            vocab_size=check_vocab(given["vocab_size"], vocabulary),
-            goodput=goodput,
-            stall_seconds=given["stall_seconds"],
-            timeout_seconds=given["timeout_seconds"],
-        )
+        spec = make_spec(given, vocabulary)
         server = server_info(client)
         check_length(spec, server)
         ladder = Ladder(client, spec, ca_path=given["ca_path"], sample_gpus=given["sample_gpus"])
         rungs = [ladder.rung(concurrency) for concurrency in spec.concurrency]
     except (SpecError, UrlError, LimitError, OSError) as error:
-        module.fail_json(msg=client_safe(str(error), given["api_key"]), changed=False)
+        module.fail_json(msg=redact(str(error), keys), changed=False)
     for rung in rungs:
         note_queue(rung, server)
+    method = method_of(
+        spec,
+        seed_given=given["seed"] is not None,
+        power_note=ladder.power_note,
+        model_vocab_size=vocabulary,
+    )
     module.exit_json(
         changed=False,
-        rungs=redact_tree(rungs, [given["api_key"]]),
+        rungs=redact_tree(rungs, keys),
         tokens_requested=sum(rung["tokens_requested"] for rung in rungs),
         tokens_received=sum(rung["tokens_received"] for rung in rungs),
         valid=all(rung["valid"] for rung in rungs),
-        method=method_of(spec, given["seed"] is not None, ladder.power_note, vocabulary),
-        server=redact_tree(server, [given["api_key"]]),
+        method=method,
+        server=redact_tree(server, keys),
     )
-
-
-def client_safe(text: str, key: str | None) -> str:
-    cleaned: str = redact_tree(text, [key])
-    return cleaned
-
-
-def check_length(spec: Spec, server: dict[str, Any]) -> None:
-    """A request longer than the server takes is answered 400, a thousand times over: say it once instead."""
-    longest = server.get("max_req_input_len")
-    if isinstance(longest, int) and spec.input_tokens > longest:
-        raise SpecError(
-            f"input_tokens: the server takes prompts of at most {longest}, found {spec.input_tokens}"
-        )
-
-
-def note_queue(rung: dict[str, Any], server: dict[str, Any]) -> None:
-    most = server.get("max_running_requests")
-    if isinstance(most, int) and most < rung["concurrency"]:
-        rung["notes"].append(
-            f"the server runs at most {most} requests at once (max_running_requests): "
-            f"{rung['concurrency'] - most} of {rung['concurrency']} streams wait in its queue"
-        )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,16 @@ _ACCESS_LOG = b' HTTP/1.1" '
 
 _SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
 _FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
+# Ids, ports, times: what differs between two lines that say the same. Numbers that mean something (errno,
+# exit codes, architectures) are shorter.
+_COUNTERS = re.compile(rb"[0-9a-f-]{8,}|\d{4,}|\d+\.\d+")
 _TRACEBACK = b"Traceback (most recent call last)"
 # "module.Class: text" or a bare class name; not "INFO: ..." and not a log line in brackets.
 _LAST_LINE = re.compile(rb"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL)[A-Za-z_][\w.]*(?::|\s*$)")
 # A refused argument ends a run before it has logged anything else.
 _START = re.compile(rb"server_args=ServerArgs\(|\.py: error: ")
+# What systemd says before the program's first line.
+_STARTED = re.compile(rb"^Started ")
 _STAGES = (
     (b"Load weight begin", LOADING),
     (b"Load weight end", POOLING),
@@ -99,6 +104,7 @@ class Scanner:
     findings: dict[str, Finding] = field(default_factory=dict)
     _start: _Start = field(default_factory=_Start)
     _failed_start: _Start | None = None
+    _announced: bool = False
     _stage: str | None = None
     _seen: dict[tuple[str | None, bytes], Signature | None] = field(default_factory=dict)
     _tail: bytes = b""
@@ -125,7 +131,8 @@ class Scanner:
     @property
     def first_cause(self) -> Finding | None:
         current = self._start.first_cause(self.ready)
-        if current is None and self._failed_start is not None and not self.ready:
+        under_way = not self.ready and self._start.fatal is None
+        if current is None and self._failed_start is not None and under_way:
             return self._failed_start.first_cause(ready=False)
         return current
 
@@ -198,8 +205,12 @@ class Scanner:
             self._match(line, number, None)
 
     def _line(self, line: bytes, number: int) -> None:
-        if _START.search(line):
-            self._begin()
+        announced = _STARTED.search(_SYSLOG_PREFIX.sub(b"", line)) is not None
+        if announced or _START.search(line):
+            # The announcement and the program's own first line are one start.
+            if not self._announced:
+                self._begin()
+            self._announced = announced
         self._note_stage(line)
         self._match(line, number, None)
         if _TRACEBACK in line:
@@ -223,9 +234,9 @@ class Scanner:
         self._stage = None
 
     def _known(self, bare: bytes) -> Signature | None:
-        """The signature of a line; what was looked up once is remembered, because servers repeat
-        themselves."""
-        key = (self._stage, bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare)
+        """The signature of a line; what was looked up once is remembered, but for numbers that only count."""
+        text = bare[bare.find(b"] ") + 1 :] if bare[:1] == b"[" else bare
+        key = (self._stage, _COUNTERS.sub(b"#", text))
         if key not in self._seen:
             if len(self._seen) >= REMEMBERED_LINES:
                 self._seen.clear()

@@ -57,6 +57,7 @@ SERVER_TRIGGERS = (
     b"actic",
     b"pool is full",
     b"server_args=",
+    b"Started ",
     b"ready to roll",
     b"Load weight",
     b"Capture ",

@@ -146,7 +146,7 @@ class Checker:
             if signs.unit.crashed:
                 raise _Crash(
                     f"unit {self._unit} is {signs.unit.active} ({signs.unit.sub}): "
-                    f"result {signs.unit.result}, exit status {signs.unit.exit_status}"
+                    f"result {signs.unit.result}, {signs.unit.ending}"
                 )
             if signs.restarted:
                 raise _Crash(f"unit {self._unit} ended and was started anew ({signs.unit.restarts} restarts)")
@@ -235,6 +235,10 @@ class Checker:
         if answer.status == 0:
             if answer.error == "timeout" and self._worked():
                 return HEALTHY, "busy: the generation had no turn in time, but tokens are being made"
+            if answer.error == "refused":
+                raise _Crash("the server went away between /health and a generation")
+            if answer.error == "reset":
+                return self._broken_off(answer)
             return HUNG, (
                 f"/health is well, but a generation of {asked.generate_tokens} tokens ended without an "
                 f"answer after {answer.seconds:.0f} s ({answer.error}: {answer.detail})"
@@ -252,6 +256,13 @@ class Checker:
         if faults:
             return DEGRADED, "; ".join(faults)
         return HEALTHY, f"generated {seen.get('completion_tokens')} tokens in {answer.seconds:.2f} s"
+
+    def _broken_off(self, answer: Answer) -> tuple[str, str]:
+        """The connection ended in the middle of an answer: is anybody still there?"""
+        again = self._client.get("/health", timeout_seconds=self._question.health_timeout_seconds)
+        if again.error == "refused":
+            raise _Crash("the server went away in the middle of a generation")
+        return DEGRADED, f"the connection broke off in the middle of a generation: {answer.detail}"
 
     def _work_done(self) -> tuple[float, int]:
         """Counters that only a working scheduler moves."""

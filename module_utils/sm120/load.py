@@ -74,14 +74,20 @@ class Outcome:
 
 
 class _Connection:
-    __slots__ = ("handshaking", "out", "sock", "stream", "writing")
+    __slots__ = ("handshaking", "only_reads", "out", "sock", "stream", "tls", "writing")
 
     def __init__(self, sock: socket.socket, out: bytes, stream: Stream, tls: bool) -> None:
         self.sock = sock
         self.out = out
         self.stream = stream
-        self.handshaking = tls
+        self.tls = self.handshaking = tls
         self.writing = True
+        self.only_reads = False
+
+    def fail(self, error: Exception) -> bool:
+        """This request has ended, badly."""
+        self.stream.error = f"{type(error).__name__}: {error} (after {self.stream.last_count} tokens)"
+        return True
 
 
 def _resolve(address: Address) -> tuple[socket.AddressFamily, Any]:
@@ -136,6 +142,7 @@ class Driver:
         clock = time.perf_counter
         pause = COALESCE_SECONDS if concurrency >= COALESCE_STREAMS else 0.0
         live: dict[int, _Connection] = {}
+        buffer, view = self._buffer, self._view
 
         def start_next() -> None:
             for request in waiting:
@@ -157,7 +164,18 @@ class Driver:
             woken = clock()
             for descriptor, mask in events:
                 connection = live[descriptor]
-                if self._serve(connection, mask, poller, clock):
+                # Nearly every event is a token on a plain socket: no further call for it than must be.
+                if mask == select.EPOLLIN and connection.only_reads:
+                    try:
+                        size = connection.sock.recv_into(buffer)
+                        ended = size == 0 or connection.stream.feed(buffer, view, size, clock())
+                    except BlockingIOError:
+                        continue
+                    except (OSError, StreamError) as error:
+                        ended = connection.fail(error)
+                else:
+                    ended = self._serve(connection, mask, poller, clock)
+                if ended:
                     poller.unregister(descriptor)
                     connection.sock.close()
                     del live[descriptor]
@@ -216,16 +234,14 @@ class Driver:
                 connection.out = connection.out[connection.sock.send(connection.out) :]
                 if not connection.out:
                     connection.writing = False
+                    connection.only_reads = not connection.tls
                     poller.modify(connection.sock, select.EPOLLIN)
             if mask & ~select.EPOLLOUT:  # data, an end or an error: reading tells which
                 return self._receive(connection, clock)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         except (OSError, StreamError) as error:
-            connection.stream.error = (
-                f"{type(error).__name__}: {error} (after {connection.stream.last_count} tokens)"
-            )
-            return True
+            return connection.fail(error)
         return False
 
     def _receive(self, connection: _Connection, clock: Callable[[], float]) -> bool:

@@ -170,6 +170,17 @@ SIGNATURES: tuple[Signature, ...] = (
         fatal=True,
     ),
     Signature(
+        name="systemd.killed",
+        role=CONSEQUENCE,
+        layer="process",
+        needle=b"ailed with result 'signal'",
+        meaning="The main process was killed by a signal. SGLang kills itself when a child has "
+        "failed; without an "
+        "exception above it the kernel did it for want of memory, or a person.",
+        advice="Look at the first exception above it, then for oom-kill in the kernel log.",
+        fatal=True,
+    ),
+    Signature(
         name="systemd.failed",
         role=CONSEQUENCE,
         layer="process",

@@ -20,13 +20,6 @@ NUMBER = re.compile(rb" ?\d+")
 COUNT_BYTES = len(COUNT)
 
 
-def _hex(text: bytearray) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return -1
-
-
 class StreamError(Exception):
     """The answer cannot be used; the message says why."""
 
@@ -78,7 +71,7 @@ class Stream:
             # the search below cannot meet a number that a chunk's border cuts in two.
             line = buffer.find(b"\r\n", 0, 10)
             at = buffer.rfind(COUNT, 0, size)
-            if line > 0 and at > 0 and _hex(buffer[:line]) == size - line - 4:
+            if at > 0 and buffer[:line] == b"%x" % (size - line - 4):
                 self._note(buffer, at, size, now)
                 self._last_event = bytes(view[:size])
                 return False

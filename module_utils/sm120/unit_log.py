@@ -21,6 +21,9 @@ PROPERTIES = (
     "InvocationID",
 )
 PROGRAM_SECONDS = 20
+# ExecMainCode, as waitid() gives it.
+CLD_KILLED = 2
+CLD_DUMPED = 3
 BLOCK_BYTES = 4 * 1024 * 1024
 
 
@@ -46,6 +49,13 @@ class UnitState:
     def crashed(self) -> bool:
         """Failed, or about to be started again after a failure."""
         return self.active == "failed" or self.sub in ("auto-restart", "auto-restart-queued")
+
+    @property
+    def ending(self) -> str:
+        """How the main process ended, in words."""
+        if self.exit_code in (CLD_KILLED, CLD_DUMPED):
+            return f"killed by signal {self.exit_status}"
+        return f"exit status {self.exit_status}"
 
     @property
     def running(self) -> bool:

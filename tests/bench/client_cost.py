@@ -23,6 +23,7 @@ from clients import Peer, Task, run_ours, run_peer
 HERE = Path(__file__).resolve().parent
 WANTED_RATIO = 0.25
 RATE = 20.0
+HELD_SHARE = 0.9
 
 
 @contextmanager
@@ -75,14 +76,19 @@ def main() -> int:
             cost = [1e6 * one["cpu_seconds"] / wanted for one in (ours, theirs)]
             ratio = cost[0] / cost[1]
             exact = ours["output_tokens"] == wanted
+            # On a busy machine tokens pile up and come in lumps: cheaper to read, and no measure of anything.
+            held = (
+                not rate or min(one["output_tok_s"] for one in (ours, theirs)) >= HELD_SHARE * rate * streams
+            )
             print(
                 f"{streams:7d} {rate or 'max':>4} | {cost[0]:.1f} {cost[1]:.1f} {ratio:.2f} | "
                 f"{ours['output_tok_s']:.0f} {theirs['output_tok_s']:.0f} | "
-                f"{ours['itl_p99_ms']:.1f} {theirs['itl_p99_ms']:.1f} | exact {exact}",
+                f"{ours['itl_p99_ms']:.1f} {theirs['itl_p99_ms']:.1f} | exact {exact}"
+                + ("" if held else " | the machine was too busy to hold the rate: not comparable"),
                 flush=True,
             )
             if rate:
-                good = good and exact and ratio <= WANTED_RATIO
+                good = good and exact and held and ratio <= WANTED_RATIO
     print(json.dumps({"wanted_ratio": WANTED_RATIO, "reached": good}))
     return 0 if good else 1
 

@@ -281,7 +281,8 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host.threads", ("RuntimeError: can't start new thread",)),
     ("systemd.start_limit", ("sglang-main.service: Failed with result 'start-limit-hit'.",)),
     ("systemd.exec", ("sglang-main.service: Failed at step EXEC spawning /v/bin/python: No such file",)),
-    ("systemd.failed", ("sglang-main.service: Failed with result 'signal'.",)),
+    ("systemd.killed", ("sglang-main.service: Failed with result 'signal'.",)),
+    ("systemd.failed", ("sglang-main.service: Failed with result 'exit-code'.",)),
     ("process.forced_exit", ("Signal SIGTERM received while health check failed. Force exiting.",)),
     ("driver.mismatch", ("Failed to initialize NVML: Driver/library version mismatch",)),
     (

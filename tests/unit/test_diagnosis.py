@@ -93,6 +93,20 @@ def test_a_later_start_leaves_the_old_crash_behind() -> None:
     assert "gate.jit_closed" in scanner.findings
 
 
+def test_systemd_and_the_program_announce_one_start() -> None:
+    scanner = scan(
+        "Started sglang-main.service - SGLang.\n" + STORY + "x.service: Failed with result 'signal'.\n"
+    )
+    assert scanner.starts == 1
+    assert scanner.first_cause is not None
+    # A later run that was killed without a word is not explained by an older crash.
+    killed = scan(STORY + "Started sglang-main.service.\nx.service: Failed with result 'signal'.\n")
+    assert killed.starts == 2
+    assert killed.first_cause is None
+    assert killed.fatal is not None
+    assert killed.fatal.signature == "systemd.killed"
+
+
 def test_a_restart_under_way_still_tells_why_the_last_one_died() -> None:
     cause = scan(STORY + "[x] server_args=ServerArgs(model_path='/m')\n").first_cause
     assert cause is not None

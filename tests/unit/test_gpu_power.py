@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import time
 from pathlib import Path
@@ -57,7 +58,10 @@ def program(tmp_path: Path, text: str) -> str:
 def test_the_sampler_reads_a_program_that_runs_until_stopped(tmp_path: Path) -> None:
     sampler = Sampler(program(tmp_path, "while :; do echo '0, 100, 600, 50, 10, 20'; sleep 0.01; done"))
     sampler.start()
-    time.sleep(0.3)
+    assert sampler._file is not None
+    deadline = time.monotonic() + 20
+    while not os.fstat(sampler._file.fileno()).st_size and time.monotonic() < deadline:
+        time.sleep(0.02)
     got = sampler.stop()
     assert got is not None
     assert got["power_watts_total"] == 100

@@ -65,9 +65,12 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Not any free port: SGLang derives others from it, up to ten thousand higher."""
+    for port in range(21000 + os.getpid() % 10000, 50000):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
+    raise LookupError("no free port from 21000 to 50000")
 
 
 @pytest.fixture

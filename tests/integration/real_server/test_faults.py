@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
+from conftest import free_port  # noqa: E402
+
 from module_utils.sm120.health import AccessDenied, Checker, Question, Verdict  # noqa: E402
 from module_utils.sm120.http import Client  # noqa: E402
 
@@ -115,11 +117,11 @@ def test_no_memory_for_the_cache_is_named(launch: Callable[..., Any]) -> None:
     got = checker(server).wait(READY_SECONDS)
     assert got.status == "crashed", got
     assert got.diagnosis is not None
-    assert got.diagnosis["role"] == "cause"
+    assert got.diagnosis["signature"] == "memory.kv_pool"
 
 
 def test_a_taken_port_is_named(launch: Callable[..., Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
         server = launch(port=taken.getsockname()[1])
         # The other listener accepts and never answers: the log and the end of the process must tell.
         got, _ = timed(lambda: checker(server).wait(READY_SECONDS))
