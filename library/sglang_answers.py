@@ -18,7 +18,7 @@ options:
     type: str
     default: http://127.0.0.1:30000
   api_key:
-    description: Key sent as C(Authorization: Bearer). Never returned.
+    description: Key sent as a bearer token. Never returned.
     type: str
   ca_path:
     description: File of certificate authorities for an https URL. Certificates are always verified.

@@ -13,11 +13,11 @@ description:
   - Compares the rungs of M(sglang_throughput) and the answers of M(sglang_answers) without and with a change. Better
     beyond noise is kept; worse, wrong or failed is not. The same measurements always give the same decision.
 options:
-  off:
+  side_off:
     description: Without the change, C(rungs) and C(answers) as the modules returned them.
     type: dict
     required: true
-  on:
+  side_on:
     description: With the change, the same.
     type: dict
     required: true
@@ -58,8 +58,8 @@ author:
 EXAMPLES = r"""
 - name: Decide
   sglang_decide:
-    off: "{{ measured_off }}"
-    on: "{{ measured_on }}"
+    side_off: "{{ measured_off }}"
+    side_on: "{{ measured_on }}"
   register: decision
 """
 
@@ -98,8 +98,8 @@ from ansible.module_utils.sm120.outputs import answer_of, difference
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "off": {"type": "dict", "required": True},
-            "on": {"type": "dict", "required": True},
+            "side_off": {"type": "dict", "required": True},
+            "side_on": {"type": "dict", "required": True},
             "on_failure": {"type": "str", "default": ""},
             "min_repeats": {"type": "int", "default": 5},
             "min_effect": {"type": "float", "default": 0.03},
@@ -114,7 +114,7 @@ def main() -> None:
     rules = Rules(**{name: given[name] for name in names})
     if problem := rules.problem():
         module.fail_json(msg=problem)
-    off, on = given["off"], given["on"]
+    off, on = given["side_off"], given["side_on"]
     outputs = None
     if not given["on_failure"]:
         outputs = difference(
