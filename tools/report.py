@@ -75,7 +75,7 @@ def draw(ladders: list[tuple[str, list[Rung]]]) -> Figure:
         axis.set_ylabel(text)
         axis.set_xscale("log", base=2)
         axis.set_xticks(sorted(streams), [str(one) for one in sorted(streams)])
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.08 * axis.get_ylim()[1])
         axis.spines[["top", "right"]].set_visible(False)
     if len(ladders) > 1:
         figure.axes[0].legend(frameon=False)
