@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hosts import KILLED, STATE, Host
 
+EDIT_TASKS = {"lineinfile": "Edit a line", "blockinfile": "Insert a block", "replace": "Replace a text"}
 STOPPED = {"sglang_server_state_after_revert": "stopped"}
 
 
@@ -14,9 +15,11 @@ def between_two_edits_of_one_file(host: Host) -> dict[str, str]:
     """The start of the first edit of a file that has had one: edits run in the order of the plan."""
     run = host.play("--check", "--tags", "gates")
     (plan,) = [each for each in run.results("sm120_gates_info") if each["edits"]]
-    paths = [edit["path"] for edit in plan["edits"]]
-    second = next(index for index in range(1, len(paths)) if paths[index] == paths[index - 1])
-    return {"AT_TASK": "Edit a line", "AT_NTH": str(second + 1)}
+    edits = plan["edits"]
+    second = next(index for index in range(1, len(edits)) if edits[index]["path"] == edits[index - 1]["path"])
+    module = edits[second]["module"]
+    nth = [edit["module"] for edit in edits[: second + 1]].count(module)
+    return {"AT_TASK": EDIT_TASKS[module], "AT_NTH": str(nth)}
 
 
 def after_the_last_edit(host: Host) -> dict[str, str]:

@@ -165,7 +165,7 @@ def test_second_run_changes_nothing_and_every_token_is_accounted_for(host: Host,
 
 def test_the_report_holds_what_was_measured(host: Host, deployed: Run) -> None:
     folder = max((host.folder / "artifacts/job").iterdir())
-    told = json.loads((folder / "report.json").read_text())
+    told = json.loads((folder / "run.json").read_text())
     assert [rung["valid"] for rung in told["instances"][0]["rungs"]] == [True, True]
     page = (folder / "report.html").read_text()
     assert "<svg" in page
