@@ -58,12 +58,13 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint unit molecule integration
-test: lint unit molecule integration ## everything CI runs
+.PHONY: test lint unit test-matrix molecule integration report
+test: lint unit test-matrix molecule integration ## everything CI runs
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
 	ruff format --check .
+	tools/gates_doc.py --check
 	mypy
 	yamllint --strict .
 	ansible-lint
@@ -75,6 +76,9 @@ unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where
 	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(OLD_VENV)/.ready && $(OLD_VENV)/bin/pytest -n 2; \
 	else echo "no Python 3.11 here: the unit tests did not run on ansible-core 2.19"; fi
 
+test-matrix: $(BIN)/.ready-dev ## every released SGLang and FlashInfer: gates opened by the role and put back, against RECORD
+	pytest tests/matrix
+
 molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 	$(LAB) bootstrap
 	$(LAB) bake
@@ -83,4 +87,8 @@ molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap
 	$(LAB) bake
-	pytest -n 2 --dist loadfile tests/integration
+	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server
+
+report: $(BIN)/.ready ## compare runs on one page: make report RUNS="artifacts/HOST/A/run.json artifacts/HOST/B/run.json"
+	tools/report.py $(or $(RUNS),$(error wanted: RUNS="RUN.json RUN.json", files of artifacts/)) --html artifacts/compared.html --png artifacts/compared.png
+	@echo artifacts/compared.html

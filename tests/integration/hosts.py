@@ -24,7 +24,8 @@ COMMUNICATOR = f"{SITE}/sglang/srt/layers/communicator.py"
 RUN_TIMEOUT_SECONDS = 900
 KILLED = -9
 
-# What a play may change (not /home: Ansible works in its user's). Times of change, not only contents: a file written with the same bytes was touched.
+# What a play may change; not /home, where Ansible itself works as the ssh user. Times of change, not only contents:
+# a file written with the same bytes was touched.
 WATCHED = "/etc /opt /srv /usr/local /var/lib/sglang /var/lib/sglang-sm120"
 
 
