@@ -40,6 +40,8 @@ running = [unit for unit in units if systemctl("is-active", unit) not in ("inact
 ours = set().union(*(processes(unit) for unit in running))
 if running:
     subprocess.run(["systemctl", "stop", *running], check=True, timeout=timeout + 60)
+# SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure.
+systemctl("reset-failed", *units)
 end = time.monotonic() + GPU_RELEASE_SECONDS
 while held := ours & on_gpu():
     if time.monotonic() > end:
