@@ -5,9 +5,9 @@ best='' best_minor=0
 for python in python3.14 python3.13 python3.12 python3.11 python3 \
     ${PYENV_ROOT:+"$PYENV_ROOT"/versions/3.*/bin/python3} /usr/bin/python3; do
     minor=$("$python" -c 'import ensurepip, ssl, sys, venv; print(sys.version_info[1])' 2>/dev/null) || continue
-    [ "$minor" -ge 11 ] && [ "$minor" -le 14 ] || continue
-    [ -z "$want" ] || [ "3.$minor" = "$want" ] || continue
-    [ "$minor" -le "$best_minor" ] || { best=$python best_minor=$minor; }
+    if [ "$minor" -lt 11 ] || [ "$minor" -gt 14 ]; then continue; fi
+    if [ -n "$want" ] && [ "3.$minor" != "$want" ]; then continue; fi
+    if [ "$minor" -gt "$best_minor" ]; then best=$python best_minor=$minor; fi
 done
 if [ -z "$best" ]; then
     echo "wanted: Python ${want:-3.11 to 3.14} with venv; found: none. On Debian and Ubuntu: apt-get install python3-venv" >&2
