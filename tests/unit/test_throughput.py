@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ansible.module_utils.sm120.rungs import join
 from ansible.module_utils.sm120.served_model import vocabulary_of
 from ansible.module_utils.sm120.sse import Stream
 from ansible.module_utils.sm120.throughput import Spec, SpecError, check_vocab, measure, prompts, render
-from fake_sglang import HEAD, Fake, chunk, event, page, serve, silence, stream_reply
+from fake_sglang import HEAD, Fake, chunk, event, page, serve, silence, stream, stream_reply
 
 KEY = "k3y-0123456789"
 LIMITS = Limits(stall_seconds=20, total_seconds=30)
@@ -194,15 +195,18 @@ def test_the_driver_answers_all_and_counts_exactly(api: str) -> None:
 
 def test_never_more_in_flight_than_asked() -> None:
     flying = {"now": 0, "most": 0}
-    answer = stream_reply(delay=0.005)
+    lock = threading.Lock()
 
-    def counted(fake: Fake, sock: socket.socket, body: Any) -> None:
-        flying["now"] += 1
-        flying["most"] = max(flying["most"], flying["now"])
-        try:
-            answer(fake, sock, body)
-        finally:
+    def counted(_fake: Fake, sock: socket.socket, body: Any) -> None:
+        with lock:
+            flying["now"] += 1
+            flying["most"] = max(flying["most"], flying["now"])
+        *events, end = stream(body["sampling_params"]["max_new_tokens"], prompt=len(body["input_ids"]))
+        sock.sendall(HEAD + b"".join(chunk(one) for one in events))
+        time.sleep(0.03)
+        with lock:  # before the end mark: after it the client may send at once
             flying["now"] -= 1
+        sock.sendall(chunk(end) + b"0\r\n\r\n")
 
     with serve(Fake()) as fake:
         fake.routes["/generate"] = counted
