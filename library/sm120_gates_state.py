@@ -43,7 +43,7 @@ options:
       - Without it no lock is taken; a lock that another run holds is respected all the same.
     type: dict
   break_lock:
-    description: Id of a lock that V(keep) may take over, because its holder is dead.
+    description: Id of a lock that V(keep) may take over and the others may pass, because its holder is dead.
     type: str
     default: ""
   scope:
@@ -139,7 +139,7 @@ def _act(given: dict[str, Any], dry: bool, with_diff: bool) -> dict[str, Any]:
         return {"changed": False}
     if given["action"] == "verify":
         return {"changed": bool(transaction.verify(plan, dry))}
-    gate_lock.check(state_dir, me)
+    gate_lock.check(state_dir, me, given["break_lock"])
     if given["action"] == "restore":
         differences = _differences(given) if with_diff else []
         restored = transaction.restore(state_dir, plan, given["scope"] == "outdated", dry)

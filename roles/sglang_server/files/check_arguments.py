@@ -1,13 +1,25 @@
 """Let the installed SGLang parse an argument file, without loading a model or touching a GPU.
 
-Argument: the YAML file. Exit 0, or argparse's message and exit 2: an argument that this SGLang does not know.
+Argument: the YAML file. Exit 0, or one sentence and exit 1: an argument that this SGLang does not know.
 """
 
+import argparse
+import importlib.metadata
 import sys
 import tempfile
 from pathlib import Path
 
 from sglang.srt import server_args
+
+
+def refuse(_parser, message):
+    sys.exit(
+        f"Wanted: arguments that SGLang {importlib.metadata.version('sglang')} knows. Found: {message}. "
+        "Correct sglang_server_extra_arguments or the variable of that argument; the running server was not touched."
+    )
+
+
+argparse.ArgumentParser.error = refuse  # without hundreds of lines of usage
 
 # Parsing is what is asked for; the checks that ServerArgs makes next look at GPUs and at the model.
 server_args.ServerArgs.from_cli_args = staticmethod(lambda parsed: parsed)
@@ -18,4 +30,4 @@ with tempfile.TemporaryDirectory() as folder:
     try:
         server_args.prepare_server_args(["--config", str(named)])
     except ValueError as error:
-        sys.exit(f"{error}")
+        refuse(None, error)
