@@ -64,7 +64,7 @@ def write_log(path: Path, story: str) -> int:
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "tests" / "bench"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from story import STORY
 
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir())

@@ -18,7 +18,7 @@ from ansible.module_utils.sm120.http import Client
 from ansible.module_utils.sm120.processes import Process
 from ansible.module_utils.sm120.unit_log import FileFollower, UnitState, journal_command, parse_show
 from fake_sglang import Fake, page, serve, silence
-from test_diagnosis import STORY
+from story import STORY
 
 KEY = "k3y-0123456789"
 

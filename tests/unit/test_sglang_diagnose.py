@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sglang_diagnose
-from test_diagnosis import STORY
+from story import STORY
 
 XID = "Mar 01 10:01:00 h kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=12, GPU has fallen off the bus.\n"
 
