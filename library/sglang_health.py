@@ -111,7 +111,7 @@ status:
   type: str
   sample: healthy
 msg:
-  description: The status and its reason in one line; with a diagnosis also the cause and the next step.
+  description: The server, its status and the reason in one line; with a diagnosis also the cause and the next step.
   returned: always
   type: str
 evidence:
@@ -191,8 +191,8 @@ def wrong_argument(given: dict[str, Any]) -> str | None:
     return None
 
 
-def message(verdict: Verdict) -> str:
-    text = f"{verdict.status}: {verdict.reason}"
+def message(server: str, verdict: Verdict) -> str:
+    text = f"{server} is {verdict.status}: {verdict.reason}"
     if verdict.diagnosis:
         text += f". Cause ({verdict.diagnosis['layer']}): {verdict.diagnosis['line']}"
         text += f" - {verdict.diagnosis['meaning']} Next: {verdict.diagnosis['advice']}"
@@ -214,6 +214,7 @@ def main() -> None:
         health_timeout_seconds=given["health_timeout_seconds"],
         generate_timeout_seconds=given["generate_timeout_seconds"],
     )
+    server = f"{given['unit']} ({given['url']})" if given["unit"] else given["url"]
     begun = time.monotonic()
     try:
         checker = Checker(
@@ -227,11 +228,11 @@ def main() -> None:
         else:
             verdict = checker.check()
     except (UrlError, AccessDenied, OSError, subprocess.SubprocessError) as error:
-        module.fail_json(msg=redact(str(error), [key]))
+        module.fail_json(msg=redact(f"{server}: {error}", [key]))
     module.exit_json(
         changed=False,
         status=verdict.status,
-        msg=redact(message(verdict), [key]),
+        msg=redact(message(server, verdict), [key]),
         evidence=redact_tree(verdict.evidence, [key]),
         version=verdict.version,
         model=verdict.model,
