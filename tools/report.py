@@ -113,7 +113,9 @@ def read(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
     checker = jsonschema.Draft202012Validator(schema)
     if wrong := jsonschema.exceptions.best_match(checker.iter_errors(run)):
         said = wrong.message if len(wrong.message) < 200 else f"{wrong.message[:200]}..."
-        sys.exit(f"{path}: wanted a run as docs/run.schema.json describes it, found at {wrong.json_path}: {said}")
+        sys.exit(
+            f"{path}: wanted a run as docs/run.schema.json describes it, found at {wrong.json_path}: {said}"
+        )
     return run
 
 

@@ -11,6 +11,7 @@ from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, WARNING, Si
 from log_lines import HARMLESS, KERNEL_LINES, SERVER_LINES
 from story import STORY
 
+
 def scan(text: str, *, pieces: int = 1) -> Scanner:
     scanner = server_scanner()
     data = text.encode()

@@ -106,14 +106,13 @@ def written(
         __sglang_verify_time="20260301T100000Z",
         __sglang_verify_results=[
             {
-                **{
-                    "instance": "main",
-                    "status": "healthy",
-                    "version": "0.5.9",
-                    "model": "/m",
-                    "evidence": {},
-                },
-                **{"rungs": rungs, "method": method},
+                "instance": "main",
+                "status": "healthy",
+                "version": "0.5.9",
+                "model": "/m",
+                "evidence": {},
+                "rungs": rungs,
+                "method": method,
             }
         ],
         __sglang_promote_time="20260301T110000Z",
