@@ -197,6 +197,8 @@ class Checker:
         last = self._watch.last_word()
         if last is not None:
             return CRASHED, f"nothing listens on {where}, and the log ends with: {last.line}"
+        if signs.ended is not None:
+            return CRASHED, f"nothing listens on {where}, and {signs.ended}"
         if self._watch.log_is_fresh():
             return STARTING, f"the log is being written, nothing listens yet on {where}"
         return STOPPED, f"nothing listens on {where}"
