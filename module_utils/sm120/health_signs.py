@@ -72,6 +72,7 @@ class Watch:
         self.scanner = server_scanner(secrets)
         self.work_lines = 0
         self.log_read = False
+        self._fatal_before: Finding | None = None
 
     def look(self) -> Signs:
         signs = Signs()
@@ -118,7 +119,7 @@ class Watch:
         """Take in what was logged since the last call."""
         if self._follower is None:
             return
-        self.log_read = True
+        first, self.log_read = not self.log_read, True
         try:
             for block in self._follower.read():
                 self.work_lines += sum(block.count(line) for line in WORK_LINES)
@@ -126,13 +127,18 @@ class Watch:
         except (OSError, subprocess.SubprocessError):
             # No journal here, or not ours to read: the other signs must do.
             self._follower = None
+        if first:
+            self._fatal_before = self.scanner.fatal
 
     def log_is_fresh(self) -> bool:
         """A log file that was written to lately belongs to a server on its way."""
         return self._log_age_seconds() < FRESH_LOG_SECONDS
 
     def last_word(self) -> Finding | None:
-        """The exception that a log file ended with, once nothing has been written after it for a while."""
+        """A fatal line that came while we watched, or the exception that a log file ended with, once nothing has been
+        written after it for a while."""
+        if self.scanner.fatal is not None and self.scanner.fatal is not self._fatal_before:
+            return self.scanner.fatal
         return self.scanner.last_cause if self._log_age_seconds() > QUIET_LOG_SECONDS else None
 
     def _log_age_seconds(self) -> float:
