@@ -14,7 +14,8 @@ description:
     whose count
     and text are checked.
   - With O(wait) it asks until the server is healthy, and ends within seconds of a crash instead of at its
-    limit.
+    limit. Without O(unit) it also ends when the process that listened, or that wrote O(log), is gone, even if
+    that left no word; of processes of other users only root can know.
   - Does not fail because of a state. Use C(failed_when) on RV(status).
 options:
   url:
