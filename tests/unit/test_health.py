@@ -456,7 +456,16 @@ def test_a_wrong_key_is_said(run_module: Any) -> None:
         code, out = run_module(sglang_health.main, url=fake.url, api_key=KEY)
     assert code == 1
     assert "401" in out["msg"]
+    assert "sglang_server_api_key" in out["msg"]
     assert KEY not in json.dumps(out)
+
+
+def test_the_message_names_unit_and_url(run_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit_is(monkeypatch, FAILED)
+    _, out = run_module(sglang_health.main, url="http://127.0.0.1:9", unit="sglang-main.service")
+    assert out["status"] == "crashed"
+    assert "sglang-main.service" in out["msg"]
+    assert "http://127.0.0.1:9" in out["msg"]
 
 
 def test_module_returns_what_it_promises(run_module: Any) -> None:
