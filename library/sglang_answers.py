@@ -67,7 +67,7 @@ answers:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sm120.http import Client, UrlError
+from ansible.module_utils.sm120.http import KEY_REFUSED, Client, UrlError
 from ansible.module_utils.sm120.redact import redact
 
 CANDIDATES = 5
@@ -104,6 +104,8 @@ def main() -> None:
             answer = client.post("/generate", request, timeout_seconds=given["timeout_seconds"])
             if not answer.ok:
                 found = f"HTTP {answer.status}" if answer.status else f"{answer.error}: {answer.detail}"
+                if answer.status == 401:
+                    found += f": {KEY_REFUSED}"
                 module.fail_json(
                     msg=redact(
                         f"wanted an answer of /generate at {given['url']}, found {found}", [given["api_key"]]

@@ -14,7 +14,8 @@ description:
     whose count
     and text are checked.
   - With O(wait) it asks until the server is healthy, and ends within seconds of a crash instead of at its
-    limit.
+    limit. Without O(unit) it also ends when the process that listened, or that wrote O(log), is gone, even if
+    that left no word; of processes of other users only root can know.
   - Does not fail because of a state. Use C(failed_when) on RV(status).
 options:
   url:
@@ -111,7 +112,7 @@ status:
   type: str
   sample: healthy
 msg:
-  description: The status and its reason in one line; with a diagnosis also the cause and the next step.
+  description: The server, its status and the reason in one line; with a diagnosis also the cause and the next step.
   returned: always
   type: str
 evidence:
@@ -191,8 +192,8 @@ def wrong_argument(given: dict[str, Any]) -> str | None:
     return None
 
 
-def message(verdict: Verdict) -> str:
-    text = f"{verdict.status}: {verdict.reason}"
+def message(server: str, verdict: Verdict) -> str:
+    text = f"{server} is {verdict.status}: {verdict.reason}"
     if verdict.diagnosis:
         text += f". Cause ({verdict.diagnosis['layer']}): {verdict.diagnosis['line']}"
         text += f" - {verdict.diagnosis['meaning']} Next: {verdict.diagnosis['advice']}"
@@ -214,6 +215,7 @@ def main() -> None:
         health_timeout_seconds=given["health_timeout_seconds"],
         generate_timeout_seconds=given["generate_timeout_seconds"],
     )
+    server = f"{given['unit']} ({given['url']})" if given["unit"] else given["url"]
     begun = time.monotonic()
     try:
         checker = Checker(
@@ -227,11 +229,11 @@ def main() -> None:
         else:
             verdict = checker.check()
     except (UrlError, AccessDenied, OSError, subprocess.SubprocessError) as error:
-        module.fail_json(msg=redact(str(error), [key]))
+        module.fail_json(msg=redact(f"{server}: {error}", [key]))
     module.exit_json(
         changed=False,
         status=verdict.status,
-        msg=redact(message(verdict), [key]),
+        msg=redact(message(server, verdict), [key]),
         evidence=redact_tree(verdict.evidence, [key]),
         version=verdict.version,
         model=verdict.model,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jsonschema
 import matplotlib
 from matplotlib.figure import Figure
 
 matplotlib.use("agg")
-TEMPLATES = Path(__file__).resolve().parent / "templates"
-SCHEMA = 1
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = ROOT / "tools" / "templates"
+SCHEMA = ROOT / "docs" / "run.schema.json"
 # One figure of a curve: the key path in a rung, and what stands at the axis.
 PANELS = [
     ("output_tokens_per_second", "output tokens per second"),
@@ -101,14 +104,26 @@ def page(runs: list[dict[str, Any]]) -> tuple[str, Figure]:
     return html, figure
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
+    """A run, or the end of the program with one sentence on what is wrong with it."""
     try:
-        run = json.loads(path.read_text())
-        if run["schema"] != SCHEMA:
-            sys.exit(f"{path}: wanted a run of schema {SCHEMA}, found {run['schema']}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        run: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         sys.exit(f"{path}: wanted the JSON of a run (artifacts/<host>/<time>/run.json), found: {error!r}")
-    return dict(run)
+    checker = jsonschema.Draft202012Validator(schema)
+    if wrong := jsonschema.exceptions.best_match(checker.iter_errors(run)):
+        said = wrong.message if len(wrong.message) < 200 else f"{wrong.message[:200]}..."
+        sys.exit(
+            f"{path}: wanted a run as docs/run.schema.json describes it, found at {wrong.json_path}: {said}"
+        )
+    return run
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """For the owner alone: a page tells of hosts and paths."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)
 
 
 def main() -> None:
@@ -119,10 +134,13 @@ def main() -> None:
     parser.add_argument("--html", type=Path, required=True)
     parser.add_argument("--png", type=Path)
     given = parser.parse_args()
-    html, figure = page([read(path) for path in given.runs])
-    given.html.write_text(html)
+    schema = json.loads(SCHEMA.read_text())
+    html, figure = page([read(path, schema) for path in given.runs])
+    write_private(given.html, html.encode())
     if given.png:
-        figure.savefig(given.png, dpi=110)
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=110, format="png")
+        write_private(given.png, picture.getvalue())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from . import xids
+
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
 Finding = dict[str, str]
@@ -19,26 +21,13 @@ BAR1_SMALL_MIB = 1024  # 256 MiB without a resizable BAR: peers cannot see each 
 SHM_MIB = 1024
 FREE_SHARE = 0.9  # of a card's memory, before a server of ours runs
 OPEN_FILES = 65536
-
-# https://docs.nvidia.com/deploy/xid-errors/ ; 62, 119, 120, 154 on this very card:
-# https://forums.developer.nvidia.com/t/364958
-XID_HARDWARE = {
-    48: "double-bit ECC error",
-    62: "the card's controller halted",
-    64: "row remapping failed",
-    79: "the card fell off the bus",
-    95: "uncontained ECC error",
-    119: "the GSP firmware does not answer",
-    120: "the GSP firmware failed",
-    140: "unrecovered ECC error",
-    143: "the card failed to initialise",
-    154: "the card asks for a recovery action",
-}
-XID_APPLICATION = {
-    13: "a program's kernel failed",
-    31: "a program touched memory that is not its own",
-    43: "a program's work was stopped",
-    45: "a program ended and its work was cleaned up",
+XID_SEVERITY = {
+    xids.HARDWARE: ERROR,
+    xids.CONTAINED: WARNING,
+    xids.RECOVERY: WARNING,  # what is still to be done is the card's recovery_action, an error of its own
+    xids.APPLICATION: NOTE,
+    xids.NOTICE: NOTE,
+    xids.AFTERMATH: NOTE,
 }
 
 
@@ -276,18 +265,13 @@ def xid_findings(facts: dict[str, Any]) -> Iterator[Finding]:
         key = (xid["bus_id"], xid["xid"])
         seen[key] = seen.get(key, 0) + 1
     for (address, code), times in seen.items():
-        known = XID_HARDWARE.get(code) or XID_APPLICATION.get(code)
-        severity = ERROR if code in XID_HARDWARE else NOTE if code in XID_APPLICATION else WARNING
+        known = xids.XIDS.get(code)
         yield finding(
-            severity,
+            XID_SEVERITY[known.kind] if known else WARNING,
             address,
             "no Xid since boot",
-            f"Xid {code} ({known or 'see the list'}), {times} time{'s' if times > 1 else ''}",
-            {
-                ERROR: "do not retry: power-cycle the host; if it comes back, the card, its power or its slot",
-                WARNING: "look it up: https://docs.nvidia.com/deploy/xid-errors/ ; dmesg | grep -i xid",
-                NOTE: "look at the log of the program that ran then",
-            }[severity],
+            f"Xid {code}, {times} time{'s' if times > 1 else ''}: {known.meaning if known else 'not in our list'}",
+            known.advice if known else f"look it up: {xids.CATALOGUE_URL} ; dmesg | grep -i xid",
         )
 
 

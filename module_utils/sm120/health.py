@@ -11,7 +11,7 @@ from typing import Any
 
 from .answer_check import judge
 from .health_signs import Signs, Watch
-from .http import Answer, Client
+from .http import KEY_REFUSED, Answer, Client
 from .served_model import model_info, server_info
 
 STOPPED = "stopped"
@@ -197,6 +197,8 @@ class Checker:
         last = self._watch.last_word()
         if last is not None:
             return CRASHED, f"nothing listens on {where}, and the log ends with: {last.line}"
+        if signs.ended is not None:
+            return CRASHED, f"nothing listens on {where}, and {signs.ended}"
         if self._watch.log_is_fresh():
             return STARTING, f"the log is being written, nothing listens yet on {where}"
         return STOPPED, f"nothing listens on {where}"
@@ -231,7 +233,7 @@ class Checker:
         )
         self._evidence["generation"] = _shown(answer)
         if answer.status == 401:
-            raise AccessDenied(f"{self._client.address.netloc} answers 401: api_key is missing or wrong")
+            raise AccessDenied(f"the server answers 401: {KEY_REFUSED}")
         if answer.status == 0:
             if answer.error == "timeout" and self._worked():
                 return HEALTHY, "busy: the generation had no turn in time, but tokens are being made"

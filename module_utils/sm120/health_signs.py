@@ -4,6 +4,7 @@ questions wait."""
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 from .diagnosis import Finding
 from .diagnosis_catalogue import server_scanner
 from .http import Address
-from .processes import Process, dead_children, listener_pid, stopped_children
+from .processes import Process, dead_children, listener_pid, stopped_children, writers_of
 from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -31,6 +32,7 @@ class Signs:
     dead: list[Process] = field(default_factory=list)
     stopped: list[Process] = field(default_factory=list)
     restarted: bool = False
+    ended: str | None = None
 
     def evidence(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -66,9 +68,11 @@ class Watch:
         self._secrets = secrets
         self._follower: JournalFollower | FileFollower | None = FileFollower(log) if log else None
         self._invocation = ""
+        self._alive: set[int] = set()
         self.scanner = server_scanner(secrets)
         self.work_lines = 0
         self.log_read = False
+        self._fatal_before: Finding | None = None
 
     def look(self) -> Signs:
         signs = Signs()
@@ -78,10 +82,28 @@ class Watch:
             signs.restarted = self._note_invocation(signs.unit.invocation)
         elif self._address.host in LOCAL_HOSTS:
             signs.pid = listener_pid(self._address.port)
+            signs.ended = self._note_processes(signs.pid)
         if signs.pid:
             signs.dead = dead_children(signs.pid)
             signs.stopped = stopped_children(signs.pid)
         return signs
+
+    def _note_processes(self, listener: int | None) -> str | None:
+        """Without a unit: what tells that the server ended, which may have left no word. Its processes are the one that
+        listens and those that write its log."""
+        writers = writers_of(self._log) if self._log else set()
+        now = writers | ({listener} if listener else set())
+        if now:
+            self._alive = now
+            return None
+        if self._alive:
+            gone = ", ".join(map(str, sorted(self._alive)))
+            return f"the server's process ended (pid {gone})"
+        # Only root sees every process, and so that there is none.
+        quiet = QUIET_LOG_SECONDS < self._log_age_seconds() < FRESH_LOG_SECONDS
+        if self._log and quiet and os.geteuid() == 0:
+            return f"no process writes {self._log} any more"
+        return None
 
     def _note_invocation(self, invocation: str) -> bool:
         """True when the unit was started anew since the first look: what ran before has ended."""
@@ -97,7 +119,7 @@ class Watch:
         """Take in what was logged since the last call."""
         if self._follower is None:
             return
-        self.log_read = True
+        first, self.log_read = not self.log_read, True
         try:
             for block in self._follower.read():
                 self.work_lines += sum(block.count(line) for line in WORK_LINES)
@@ -105,13 +127,18 @@ class Watch:
         except (OSError, subprocess.SubprocessError):
             # No journal here, or not ours to read: the other signs must do.
             self._follower = None
+        if first:
+            self._fatal_before = self.scanner.fatal
 
     def log_is_fresh(self) -> bool:
         """A log file that was written to lately belongs to a server on its way."""
         return self._log_age_seconds() < FRESH_LOG_SECONDS
 
     def last_word(self) -> Finding | None:
-        """The exception that a log file ended with, once nothing has been written after it for a while."""
+        """A fatal line that came while we watched, or the exception that a log file ended with, once nothing has been
+        written after it for a while."""
+        if self.scanner.fatal is not None and self.scanner.fatal is not self._fatal_before:
+            return self.scanner.fatal
         return self.scanner.last_cause if self._log_age_seconds() > QUIET_LOG_SECONDS else None
 
     def _log_age_seconds(self) -> float:

@@ -16,6 +16,8 @@ from .redact import redact
 
 # What a status page can hold; a server that sends more without end must not fill our memory.
 MAX_BODY_BYTES = 32 * 1024 * 1024
+# What a 401 of the server means, in the names that an operator has.
+KEY_REFUSED = "the API key is missing or wrong (sglang_server_api_key, or api_key of the instance)"
 
 
 class UrlError(ValueError):

@@ -11,12 +11,12 @@ from .rungs import join
 from .throughput import Spec, measure, prompts, render
 
 STALL_NOTE = (
-    "every GPU was at full load far below its power limit and no token came: "
-    "they wait for each other (a collective that never ends), they do not compute"
+    "no token came while every GPU ran at full load below a quarter of its power limit: "
+    "most likely a collective that never ends"
 )
-STARVED_NOTE = (
-    "every GPU was at full load below 35 % of its power limit: they wait (PCIe, a synchronisation problem), "
-    "they do not compute"
+LOW_POWER_NOTE = (
+    "every GPU ran at full load below a quarter of its power limit nearly all the time: waiting for each other (PCIe, "
+    "synchronisation) looks like this, and so does a model too small for these cards; one GPU alone tells them apart"
 )
 
 
@@ -41,8 +41,8 @@ class Ladder:
             outcome, gpu = self._load(f"{concurrency}/{repeat}", spec.requests(concurrency), concurrency)
             requested += len(outcome.streams) * spec.output_tokens
             run = measure(spec, concurrency, outcome) | _power(gpu, outcome)
-            if gpu and gpu["busy_but_starved"]:
-                run["notes"].append(STALL_NOTE if outcome.stalled_seconds else STARVED_NOTE)
+            if gpu and gpu["busy_at_low_power"]:
+                run["notes"].append(STALL_NOTE if outcome.stalled_seconds else LOW_POWER_NOTE)
             runs.append(run)
             if outcome.stopped:
                 break

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from .http import Client
+from .http import KEY_REFUSED, Client
 from .served_model import model_info, vocabulary_at
 from .throughput import Spec, SpecError, check_numbers, check_vocab
 
@@ -60,12 +60,12 @@ def served_vocabulary(client: Client) -> int | None:
     answer = model_info(client)
     where = f"{client.address.scheme}://{client.address.netloc}"
     if answer.status == 401:
-        raise SpecError(f"api_key: {where} answers 401: the key is missing or wrong")
+        raise SpecError(f"{where} answers 401: {KEY_REFUSED}")
     if not answer.ok:
         found = f"HTTP {answer.status}" if answer.status else f"{answer.error}: {answer.detail}"
         raise SpecError(
-            f"url: {where}/model_info: wanted an answer from a running server, found {found}. "
-            "Is it started? sglang_health tells its state"
+            f"{where}/model_info: wanted an answer from a running server, found {found}. "
+            "Look at the unit: systemctl status 'sglang-*'; playbooks/status.yml tells the state of each"
         )
     info = answer.json()
     path = info.get("model_path") if isinstance(info, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,40 @@ def listener_pid(port: int, proc: Path = PROC) -> int | None:
         except OSError:
             continue
     return None
+
+
+def writers_of(path: Path, proc: Path = PROC) -> set[int]:
+    """The processes, as far as they are ours to see, that hold a file open for writing."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return set()
+    found = set()
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to see
+            if any(
+                _is(descriptor, wanted) and _writes(entry, descriptor)
+                for descriptor in (entry / "fd").iterdir()
+            ):
+                found.add(int(entry.name))
+    return found
+
+
+def _is(descriptor: Path, wanted: os.stat_result) -> bool:
+    try:
+        held = descriptor.stat()
+    except OSError:
+        return False
+    return (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino)
+
+
+def _writes(process: Path, descriptor: Path) -> bool:
+    for line in (process / "fdinfo" / descriptor.name).read_text().splitlines():
+        if line.startswith("flags:"):
+            return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
 
 
 def dead_children(pid: int, proc: Path = PROC) -> list[Process]:

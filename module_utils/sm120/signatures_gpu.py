@@ -1,97 +1,25 @@
-"""What the kernel and nvidia-smi say about GPUs, PCIe and memory. Xid actions follow NVIDIA's Xid catalogue
-(https://docs.nvidia.com/deploy/xid-errors/)."""
+"""What the kernel and nvidia-smi say about GPUs, PCIe and memory."""
 
 from __future__ import annotations
 
 import re
 
 from .signature import CAUSE, CONSEQUENCE, WARNING, Signature
+from .xids import AFTERMATH, NOTICE, RECOVERY, XIDS, Xid
 
 TOPIC = "GPU, driver, PCIe"
 
-_RESTART = "Restart the server."
-_RESET = (
-    "Stop the server, then nvidia-smi --gpu-reset -i N; in a VM reboot the VM. "
-    "If it comes back, replace the card."
-)
-_REBOOT = (
-    "Reboot; in a VM power the VM off and on, and when that fails the host. Check power, riser and cooling."
-)
 
-# Number: role, what it means, what to do.
-XIDS: dict[int, tuple[str, str, str]] = {
-    8: (CAUSE, "A kernel ran too long or the GPU stopped processing.", _RESTART),
-    13: (
-        CAUSE,
-        "A kernel went out of bounds or met an illegal instruction. Usually software.",
-        f"{_RESTART} If it repeats: switch the fusion off, purge the JIT cache, another FP4 backend.",
-    ),
-    31: (
-        CAUSE,
-        "A kernel touched memory that is not mapped. Usually software, at times P2P.",
-        f"{_RESTART} If it repeats: switch the fusion off, purge the JIT cache, check P2P.",
-    ),
-    32: (
-        CAUSE,
-        "The GPU met a corrupt command; driver or PCIe.",
-        f"{_RESTART} If it repeats check PCIe errors.",
-    ),
-    38: (CAUSE, "The driver's firmware failed.", _RESET),
-    43: (
-        CONSEQUENCE,
-        "The GPU ended this program's work after a fault of the program.",
-        f"{_RESTART} Look for the Xid or the exception before it.",
-    ),
-    45: (CONSEQUENCE, "The driver cleaned up after a program that died.", "Look for the Xid before it."),
-    48: (CAUSE, "An uncorrectable memory error (double bit).", _RESET),
-    61: (CAUSE, "The GPU's internal controller stopped with a warning.", _RESET),
-    62: (
-        CAUSE,
-        "The GPU's internal controller halted. On RTX PRO 6000 seen together with 120 and 154.",
-        "Power the host off and on: a reset is not always enough. Then update the driver.",
-    ),
-    63: (
-        WARNING,
-        "A memory row was marked for remapping.",
-        "Nothing at once; the remap takes effect at the next reset of the GPU. nvidia-smi -q -d "
-        "ROW_REMAPPER.",
-    ),
-    64: (CAUSE, "A memory row could not be remapped.", f"{_RESET} nvidia-smi -q -d ROW_REMAPPER tells."),
-    69: (CAUSE, "A kernel met an engine class error.", _RESTART),
-    74: (
-        CAUSE,
-        "An NVLink error. RTX PRO 6000 has no NVLink.",
-        "Check the bridge or switch, then reset the GPUs.",
-    ),
-    79: (
-        CAUSE,
-        "The GPU has fallen off the bus: power, heat, riser, link, or the host's reset.",
-        _REBOOT,
-    ),
-    92: (WARNING, "Many correctable memory errors.", "Watch it; nvidia-smi -q -d ECC."),
-    94: (CAUSE, "A memory error, contained to one program.", f"{_RESTART} Reset the GPU when convenient."),
-    95: (CAUSE, "A memory error that was not contained.", _RESET),
-    119: (CAUSE, "The GPU's system processor (GSP) did not answer.", f"{_RESET} Then update the driver."),
-    120: (CAUSE, "The GPU's system processor (GSP) failed.", f"{_RESET} Then update the driver."),
-    140: (CAUSE, "An ECC error that was not recovered.", _RESET),
-    154: (
-        CAUSE,
-        "The driver says what the GPU needs before it works again; the line names it.",
-        "Do what the line says (reset, reboot, drain). Do not retry before: on RTX PRO 6000 a power "
-        "cycle was needed.",
-    ),
-}
-
-
-def _xid(number: int, role: str, meaning: str, advice: str) -> Signature:
+def _xid(number: int, xid: Xid) -> Signature:
+    role = {AFTERMATH: CONSEQUENCE, RECOVERY: CONSEQUENCE, NOTICE: WARNING}.get(xid.kind, CAUSE)
     return Signature(
         name=f"xid.{number}",
         role=role,
         layer="gpu",
         needle=b"Xid",
         pattern=re.compile(rb"Xid \([^)]*\): %d\b" % number),
-        meaning=f"Xid {number}. {meaning}",
-        advice=advice,
+        meaning=f"Xid {number}. {xid.meaning}",
+        advice=xid.advice,
         fatal=role == CAUSE,
     )
 
@@ -149,7 +77,16 @@ DRIVER: tuple[Signature, ...] = (
 )
 
 KERNEL: tuple[Signature, ...] = (
-    *(_xid(number, *entry) for number, entry in XIDS.items()),
+    Signature(
+        name="xid.154_over",
+        role=WARNING,
+        layer="gpu",
+        needle=b"Xid",
+        pattern=re.compile(rb"Xid \([^)]*\): 154\b.* to 0x0 \(None\)"),
+        meaning="Xid 154. The GPU needs no recovery action any more.",
+        advice="Nothing for this line; look for the Xid before it.",
+    ),
+    *(_xid(number, xid) for number, xid in XIDS.items()),
     Signature(
         name="xid.other",
         role=WARNING,
@@ -184,7 +121,7 @@ KERNEL: tuple[Signature, ...] = (
         layer="gpu",
         needle=b"has fallen off the bus",
         meaning="The GPU is gone from PCIe.",
-        advice=_REBOOT,
+        advice=XIDS[79].advice,
         fatal=True,
     ),
     Signature(

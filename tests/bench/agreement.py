@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +22,7 @@ from statistics import median
 
 from client_cost import fast_server
 from clients import Peer, Task, run_ours, run_peer
+from heading import heading
 
 FIGURES = ("output_tok_s", "ttft_ms", "tpot_ms")
 EXACT_SHARE = 0.02
@@ -34,6 +35,13 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     rng = random.Random(0)  # noqa: S311 - the same pairs must give the same interval
     medians = sorted(median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
     return medians[100], medians[-101]
+
+
+def served_by(url: str) -> str:
+    """What the server says it is."""
+    with urllib.request.urlopen(f"{url}/server_info") as page:  # noqa: S310 - the operator's own address
+        info = json.load(page)
+    return f"SGLang {info['version']} on {info['device']}, {info['model_path']}"
 
 
 @contextmanager
@@ -60,7 +68,24 @@ def main() -> int:
     options = parser.parse_args()
     peer = Peer(options.peer_python, options.peer_program, options.model)
     good = True
-    table = []
+    server = (
+        options.url
+        or f"fixed delays: first token after {FIXED_TTFT} s, then {FIXED_RATE:.0f} tokens a second"
+    )
+    print(
+        heading(
+            __file__,
+            peer=f"sglang.bench_serving 0.5.9, Python {peer.python_version()}",
+            server=served_by(options.url) if options.url else server,
+            work=f"{options.input_tokens} tokens in, {options.output_tokens} out, {options.pairs} pairs, interleaved",
+            wanted="95 % bootstrap interval of the median ratio overlaps 0.95 to 1.05"
+            if options.url
+            else f"median ratio within {EXACT_SHARE:.0%}",
+        )
+    )
+    print(
+        f"{'streams':>7} {'figure':<14} {'ours':>9} {'peer':>9} {'ratio':>6} {'interval':<16} agrees  token totals"
+    )
     with given_or_fixed(options.url, options.port) as url:
         for streams in options.streams:
             per_stream = options.requests or max(2, 16 // streams)
@@ -80,7 +105,6 @@ def main() -> int:
                 pairs.append((answers[0], answers[1]))
             wanted = streams * per_stream * options.output_tokens
             totals = all(one["output_tokens"] == wanted for both in pairs for one in both)
-            row: dict[str, object] = {"streams": streams, "pairs": len(pairs), "totals_equal": totals}
             good = good and totals
             for figure in FIGURES:
                 ratios = [ours[figure] / theirs[figure] for ours, theirs in pairs]
@@ -88,16 +112,14 @@ def main() -> int:
                 middle = median(ratios)
                 agrees = low <= HIGH and high >= LOW if options.url else abs(middle - 1) <= EXACT_SHARE
                 good = good and agrees
-                row[figure] = {
-                    "ours": round(median(ours[figure] for ours, _ in pairs), 2),
-                    "peer": round(median(theirs[figure] for _, theirs in pairs), 2),
-                    "ratio": round(middle, 3),
-                    "interval": [round(low, 3), round(high, 3)],
-                    "agrees": agrees,
-                }
-            table.append(row)
-            print(json.dumps(row), flush=True)
-    print(json.dumps({"server": options.url or "fixed delays", "load": os.getloadavg()[0], "agrees": good}))
+                print(
+                    f"{streams:7d} {figure:<14} {median(ours[figure] for ours, _ in pairs):9.2f} "
+                    f"{median(theirs[figure] for _, theirs in pairs):9.2f} {middle:6.3f} "
+                    f"{f'{low:.3f} to {high:.3f}':<16} {'yes' if agrees else 'NO':<7} "
+                    f"{'equal' if totals else 'DIFFER'} ({wanted})",
+                    flush=True,
+                )
+    print(f"agrees: {'yes' if good else 'NO'}")
     return 0 if good else 1
 
 

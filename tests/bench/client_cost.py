@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clients import Peer, Task, run_ours, run_peer
+from heading import heading
 
 HERE = Path(__file__).resolve().parent
 WANTED_RATIO = 0.25
@@ -60,7 +61,7 @@ def main() -> int:
         sys.exit("wanted two cores, one for the server and one for the client")
     peer = Peer(options.peer_python, options.peer_program, options.model)
     good = True
-    print(f"load {os.getloadavg()[0]:.1f}, python {sys.version.split()[0]}")
+    print(heading(__file__, peer=f"sglang.bench_serving 0.5.9, Python {peer.python_version()}"))
     print(
         "streams rate | CPU ms per 1,000 tokens: ours peer ratio | tok/s: ours peer | ITL p99 ms: ours peer"
     )

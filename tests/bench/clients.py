@@ -84,6 +84,10 @@ class Peer:
     program: str
     model: str
 
+    def python_version(self) -> str:
+        command = [self.python, "-c", "import platform; print(platform.python_version())"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
 
 def run_ours(task: Task) -> dict[str, float]:
     given = vars(task) | {"root": str(ROOT)}

@@ -7,7 +7,6 @@ python tests/bench/diagnose_large_log.py [FOLDER]      (needs 1 GB free there)
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -64,9 +63,11 @@ def write_log(path: Path, story: str) -> int:
 
 
 def main() -> int:
-    sys.path.insert(0, str(ROOT / "tests" / "bench"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from heading import heading
     from story import STORY
 
+    print(heading(__file__), flush=True)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.gettempdir())
     with tempfile.NamedTemporaryFile(dir=folder, prefix="log-") as file:
         wanted = write_log(Path(file.name), STORY)
@@ -75,8 +76,6 @@ def main() -> int:
         )
         seconds, mib, signature, line = done.stdout.split()
     result = {
-        "python": sys.version.split()[0],
-        "load": os.getloadavg()[0],
         "seconds": round(float(seconds), 1),
         "limit_seconds": LIMIT_SECONDS,
         "mib": round(float(mib), 1),

@@ -15,6 +15,7 @@ from ansible.module_utils.testing import patch_module_args
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "library"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 ansible.module_utils.__path__.append(str(ROOT / "module_utils"))
 
 RunModule = Callable[..., tuple[int, dict[str, Any]]]

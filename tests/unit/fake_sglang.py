@@ -62,6 +62,79 @@ def whole(events: list[bytes]) -> bytes:
     return HEAD + b"".join(chunk(one) for one in events) + b"0\r\n\r\n"
 
 
+# What was seen of real servers, where their answers differ.
+VERSIONS = ("0.5.8.post1", "0.5.9", "0.5.12", "0.5.15", "0.5.20", "0.5.23")
+
+
+def _at_least(version: str, least: str) -> bool:
+    return tuple(map(int, version.split(".")[:3])) >= tuple(map(int, least.split(".")))
+
+
+def outlives_its_scheduler(version: str) -> bool:
+    """A parent whose scheduler was killed: up to 0.5.9 it lives on and says nothing; later it logs and ends."""
+    return not _at_least(version, "0.5.12")
+
+
+def server_info_of(version: str) -> dict[str, Any]:
+    """/server_info as this version gives it, the key in clear text included."""
+    graph: Any = {"decode": 0.4} if _at_least(version, "0.5.20") else -0.0
+    info: dict[str, Any] = {
+        "version": version,
+        "status": "ready",
+        "api_key": "s3cret",
+        "max_running_requests": 64,
+        "max_req_input_len": 4090,
+        "max_total_num_tokens": 65536,
+        "enable_flashinfer_allreduce_fusion": False,
+        "internal_states": [
+            {"last_gen_throughput": 0.0, "memory_usage": {"weight": 0.1, "kvcache": 0.2, "graph": graph}}
+        ],
+    }
+    if _at_least(version, "0.5.14"):
+        info["flashinfer_allreduce_fusion_backend"] = None
+    if _at_least(version, "0.5.20"):
+        info |= {"startup_time": 12.5, "launch_command": "python -m sglang.launch_server"}
+    if _at_least(version, "0.5.23"):
+        info["frontend"] = "http"
+    return info
+
+
+def generated_by(version: str, tokens: int) -> dict[str, Any]:
+    """An answer of /generate as this version gives it."""
+    meta: dict[str, Any] = {
+        "id": "ab",
+        "finish_reason": {"type": "length", "length": tokens},
+        "prompt_tokens": 5,
+        "completion_tokens": tokens,
+        "cached_tokens": 0,
+        "output_token_logprobs": [[-1.5, 100 + count, None] for count in range(tokens)],
+        "e2e_latency": 0.1,
+    }
+    if _at_least(version, "0.5.12"):
+        meta["num_retractions"] = 0
+    else:
+        meta |= {"total_retractions": 0, "decode_throughput": 300.0}
+    return {"text": "Paris, of course", "output_ids": list(range(100, 100 + tokens)), "meta_info": meta}
+
+
+def speaking(version: str) -> Fake:
+    """A healthy server of that version."""
+    fake = Fake("/models/m")
+    fake.routes["/server_info"] = page(server_info_of(version))
+    # The old names are still there, and logged as deprecated.
+    fake.routes["/get_server_info"] = fake.routes["/server_info"]
+    fake.routes["/get_model_info"] = fake.routes["/model_info"]
+    fake.routes["/metrics"] = page(b'sglang:generation_tokens_total{model_name="m"} 100.0\n')
+    if _at_least(version, "0.5.20"):
+        fake.routes["/ready"] = page(b"")
+
+    def generate(_fake: Fake, sock: socket.socket, body: Any) -> None:
+        sock.sendall(page(generated_by(version, body["sampling_params"]["max_new_tokens"])))
+
+    fake.routes["/generate"] = generate
+    return fake
+
+
 Reply = Callable[["Fake", socket.socket, Any], None]
 
 

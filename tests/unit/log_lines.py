@@ -304,6 +304,10 @@ KERNEL_LINES: tuple[tuple[str, str], ...] = (
         )
         for number in (13, 31, 43, 48, 61, 62, 63, 64, 74, 79, 94, 95, 119, 120, 154)
     ),
+    (
+        "xid.154_over",
+        "NVRM: Xid (PCI:0000:82:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+    ),
     ("xid.other", "NVRM: Xid (PCI:0000:01:00): 1339, pid=1"),
     (
         "xid.154",

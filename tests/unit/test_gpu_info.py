@@ -130,6 +130,7 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "no peer access": ({**EIGHT, "p2p": "NS"}, ("warning", "p2p")),
     "Xid of the hardware": ({**EIGHT, "kernel_log": XID.format(79)}, ("error", "0000:00:07.0")),
     "Xid of a program": ({**EIGHT, "kernel_log": XID.format(31)}, ("note", "0000:00:07.0")),
+    "Xid contained": ({**EIGHT, "kernel_log": XID.format(94)}, ("warning", "0000:00:07.0")),
     "Xid unheard of": ({**EIGHT, "kernel_log": XID.format(999)}, ("warning", "0000:00:07.0")),
     "kernel log closed": ({**EIGHT, "kernel_log": None}, ("note", "xid")),
     "foreign process": (

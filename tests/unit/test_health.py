@@ -17,8 +17,8 @@ from ansible.module_utils.sm120.health import Checker, Question
 from ansible.module_utils.sm120.http import Client
 from ansible.module_utils.sm120.processes import Process
 from ansible.module_utils.sm120.unit_log import FileFollower, UnitState, journal_command, parse_show
-from fake_sglang import Fake, page, serve, silence
-from test_diagnosis import STORY
+from fake_sglang import VERSIONS, Fake, outlives_its_scheduler, page, serve, silence, speaking
+from story import STORY
 
 KEY = "k3y-0123456789"
 
@@ -262,6 +262,119 @@ def test_a_stopped_scheduler_is_hung_and_named(monkeypatch: pytest.MonkeyPatch) 
     assert "pid 78" in got.reason
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_from_warming_to_healthy(version: str) -> None:
+    asked = {"times": 0}
+
+    def warming(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+        asked["times"] += 1
+        sock.sendall(page(b"", 503 if asked["times"] < 2 else 200))
+
+    with serve(speaking(version)) as fake:
+        fake.routes["/health"] = warming
+        # /model_info answers 200 while the server warms up: it must not pass for readiness.
+        checker = Checker(Client(fake.url, KEY), Question(), unit=None, log=None)
+        assert checker.check().status == "warming"
+        got = checker.check()
+    assert (got.status, got.version, got.model) == ("healthy", version, "/models/m")
+    assert "s3cret" not in json.dumps(got.evidence)
+
+
+@pytest.mark.usefixtures("every_503_is_slow")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_with_a_frozen_scheduler_is_hung(version: str) -> None:
+    with serve(speaking(version)) as fake:
+        fake.routes["/health"] = page(b"", 503)
+        fake.routes["/server_info"] = silence  # while /model_info goes on to answer
+        got = check(fake)
+    assert got.status == "hung"
+    assert (got.version, got.diagnosis) == (None, None)
+
+
+@pytest.mark.usefixtures("every_503_is_slow")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_whose_scheduler_was_killed_is_crashed(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[x] server_args=ServerArgs()\n[x] The server is fired up and ready to roll!\n")
+
+    def killed(fake: Fake, sock: socket.socket, body: Any) -> None:
+        if outlives_its_scheduler(version):
+            monkeypatch.setattr(health_signs, "listener_pid", lambda _port: 4242)
+            dead = [Process(77, 4242, "Z", "sglang::schedul")]
+            monkeypatch.setattr(health_signs, "dead_children", lambda _pid: dead)
+            silence(fake, sock, body)
+            return
+        with log.open("a") as file:
+            file.write(
+                "[x] Subprocess scheduler_0 (pid=77) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n"
+                "[x] SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
+            )
+        assert fake.server is not None
+        fake.server.socket.close()
+
+    with serve(speaking(version)) as fake:
+        checker = Checker(Client(fake.url, KEY), Question(), unit=None, log=log)
+        assert checker.check().status == "healthy"
+        fake.routes["/health"] = killed
+        got = checker.wait(30)
+    assert got.status == "crashed"
+    assert ("pid 77" if outlives_its_scheduler(version) else "crashed with exit code -9") in got.reason
+
+
+def unused_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port: int = unused.getsockname()[1]
+        return port
+
+
+def test_waiting_ends_when_the_process_that_logged_died_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[x] server_args=ServerArgs()\n[x] Load weight begin. avail mem=94.00 GB\n")
+    writers = [{51, 52}, {51}, set()]
+    monkeypatch.setattr(
+        health_signs, "writers_of", lambda _log: writers.pop(0) if len(writers) > 1 else writers[0]
+    )
+    checker = Checker(Client(f"http://127.0.0.1:{unused_port()}"), Question(), unit=None, log=log)
+    begun = time.monotonic()
+    got = checker.wait(60)
+    assert got.status == "crashed"
+    assert "51" in got.reason
+    assert time.monotonic() - begun < 30  # of the 60 s it might have waited
+
+
+def test_waiting_ends_when_the_listener_is_gone_without_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[int | None] = [4242, None]
+    monkeypatch.setattr(
+        health_signs, "listener_pid", lambda _port: listeners.pop(0) if len(listeners) > 1 else listeners[0]
+    )
+    monkeypatch.setattr(health_signs, "dead_children", lambda _pid: [])
+    monkeypatch.setattr(health_signs, "stopped_children", lambda _pid: [])
+    got = Checker(Client(f"http://127.0.0.1:{unused_port()}"), Question(), unit=None, log=None).wait(60)
+    assert got.status == "crashed"
+    assert "4242" in got.reason
+
+
+@pytest.mark.parametrize(("user", "status"), [(0, "crashed"), (1000, "starting")])
+def test_a_log_that_nobody_writes_any_more_tells_root_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, status: str
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[x] server_args=ServerArgs()\n[x] Load weight begin. avail mem=94.00 GB\n")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    checker = Checker(Client(f"http://127.0.0.1:{unused_port()}"), Question(), unit=None, log=log)
+    assert checker.check().status == "starting"  # written this moment
+    os.utime(log, (time.time() - 10, time.time() - 10))
+    assert checker.check().status == status
+    with log.open("a"):  # someone has it open: a server that is silent for a while
+        os.utime(log, (time.time() - 10, time.time() - 10))
+        assert checker.check().status == "starting"
+
+
 def test_waiting_ends_with_the_crash_in_the_log_and_names_its_cause(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     first, last = STORY.split("RuntimeError", 1)
@@ -343,7 +456,16 @@ def test_a_wrong_key_is_said(run_module: Any) -> None:
         code, out = run_module(sglang_health.main, url=fake.url, api_key=KEY)
     assert code == 1
     assert "401" in out["msg"]
+    assert "sglang_server_api_key" in out["msg"]
     assert KEY not in json.dumps(out)
+
+
+def test_the_message_names_unit_and_url(run_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit_is(monkeypatch, FAILED)
+    _, out = run_module(sglang_health.main, url="http://127.0.0.1:9", unit="sglang-main.service")
+    assert out["status"] == "crashed"
+    assert "sglang-main.service" in out["msg"]
+    assert "http://127.0.0.1:9" in out["msg"]
 
 
 def test_module_returns_what_it_promises(run_module: Any) -> None:
@@ -427,6 +549,16 @@ def test_processes_are_read_from_proc(tmp_path: Path) -> None:
     assert [p.pid for p in processes.dead_children(10, tmp_path)] == [11]
     assert [p.pid for p in processes.stopped_children(10, tmp_path)] == [12]
     assert processes.read_process(99, tmp_path) is None
+
+
+def test_writers_of_a_file_are_found_and_readers_are_not(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x")
+    with log.open():
+        assert processes.writers_of(log) == set()
+    with log.open("a"):
+        assert processes.writers_of(log) == {os.getpid()}
+    assert processes.writers_of(tmp_path / "none") == set()
 
 
 def test_the_listener_of_a_port_is_found() -> None:

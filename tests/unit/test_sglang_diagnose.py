@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import sglang_diagnose
-from test_diagnosis import STORY
+from story import STORY
 
 XID = "Mar 01 10:01:00 h kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=12, GPU has fallen off the bus.\n"
 
@@ -35,6 +35,50 @@ def test_a_lost_gpu_explains_what_the_server_saw(run_module: Any, tmp_path: Path
     assert out["first_cause"]["signature"] == "xid.79"
     assert out["first_cause"]["source"] == "kernel"
     assert {one["signature"] for one in out["findings"]} == {"xid.79", "kernel.illegal_access"}
+
+
+# NVIDIA's catalogue, "Resolution Bucket (Immediate Action)": what the advice must come to.
+BUCKETS = {
+    **dict.fromkeys((13, 31, 94), ("cause", "Restart the server")),
+    **dict.fromkeys((43, 63), (None, "Nothing")),
+    **dict.fromkeys((62, 64, 95, 119, 120), ("cause", "nvidia-smi --gpu-reset")),
+    48: ("cause", "Xid 94"),
+    61: ("cause", "NVIDIA's support"),
+    74: ("cause", "reset the GPUs"),
+    79: ("cause", "Restart the host"),
+    154: ("consequence", "what the line says"),
+}
+
+
+@pytest.mark.parametrize("number", BUCKETS)
+def test_each_xid_comes_with_nvidias_action(run_module: Any, tmp_path: Path, number: int) -> None:
+    kernel = tmp_path / "kern.log"
+    kernel.write_text(XID.replace(": 79,", f": {number},").replace("GPU has fallen off the bus.", "x"))
+    _, out = run_module(sglang_diagnose.main, kernel_log=str(kernel))
+    role, action = BUCKETS[number]
+    (found,) = out["findings"]
+    assert found["signature"] == f"xid.{number}"
+    assert action in found["advice"]
+    assert (out["first_cause"] is not None) == (role == "cause")
+    assert role in (None, found["role"])
+
+
+def test_a_recovery_that_is_over_asks_for_nothing(run_module: Any, tmp_path: Path) -> None:
+    kernel = tmp_path / "kern.log"
+    begun = XID.replace(
+        "79, pid=12, GPU has fallen off the bus.", "119, pid=12, Timeout after 6s of waiting for RPC"
+    )
+    asked = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from {}\n"
+    kernel.write_text(begun + asked.format("0x0 (None) to 0x1 (GPU Reset Required)"))
+    _, out = run_module(sglang_diagnose.main, kernel_log=str(kernel))
+    assert out["first_cause"]["signature"] == "xid.119"
+    assert {one["signature"]: one["role"] for one in out["findings"]} == {
+        "xid.119": "cause",
+        "xid.154": "consequence",
+    }
+    kernel.write_text(asked.format("0x1 (GPU Reset Required) to 0x0 (None)"))
+    _, out = run_module(sglang_diagnose.main, kernel_log=str(kernel))
+    assert [(one["signature"], one["role"]) for one in out["findings"]] == [("xid.154_over", "warning")]
 
 
 def test_nothing_is_said_to_be_nothing(run_module: Any) -> None:

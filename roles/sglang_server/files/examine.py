@@ -1,7 +1,7 @@
 """Tell which instances this role deployed here, what each of them runs, and what was decided about it.
 
 Standard input of python3. Arguments: the folder of the instances' records, the folder of verdicts. Prints JSON:
-instances {name: record with active, revision (of the running process, null when none runs)}, verdicts {name:
+deployed {name: record with active, revision (of the running process, null when none runs)}, verdicts {name:
 verdict of promote}, gpus (one line of uuid and driver version each).
 """
 
@@ -16,7 +16,7 @@ def said(*argv):
     return subprocess.run(argv, capture_output=True, text=True).stdout.strip()
 
 
-instances = {}
+deployed = {}
 for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
     name = path.parent.name
     record = json.loads(path.read_text())
@@ -25,11 +25,11 @@ for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
     record["revision"] = (
         running.read_text().strip() if record["active"] == "active" and running.exists() else None
     )
-    instances[name] = record
+    deployed[name] = record
 verdicts = {path.stem: json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")}
 gpus = (
     said("nvidia-smi", "--query-gpu=uuid,driver_version", "--format=csv,noheader")
     if shutil.which("nvidia-smi")
     else ""
 )
-print(json.dumps({"instances": instances, "verdicts": verdicts, "gpus": gpus.splitlines()}))
+print(json.dumps({"deployed": deployed, "verdicts": verdicts, "gpus": gpus.splitlines()}))

@@ -22,13 +22,14 @@ def _figure(rung: dict[str, Any], path: str) -> float | None:
 def missed_thresholds(
     results: list[dict[str, Any]], thresholds: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The thresholds that a run misses, with what was found. A figure that is absent is missed."""
+    """The thresholds that a run misses, with what was found. A figure that is absent, or of a rung that was not
+    measured, is missed."""
     missed = []
     for target in results:
-        for rung in target["rungs"]:
-            for threshold in thresholds:
-                if threshold.get("concurrency", rung["concurrency"]) != rung["concurrency"]:
-                    continue
+        for threshold in thresholds:
+            wanted = threshold.get("concurrency")
+            rungs = [rung for rung in target["rungs"] if wanted in (None, rung["concurrency"])]
+            for rung in rungs or [{"concurrency": wanted}]:
                 found = _figure(rung, threshold["figure"])
                 for bound, (relation, holds) in RELATIONS.items():
                     if bound in threshold and (found is None or not holds(found, float(threshold[bound]))):

@@ -1,0 +1,272 @@
+"""A run's JSON as the roles write it, its schema, the page made of it, and thresholds that are refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.sm120.http import Client
+from ansible.module_utils.sm120.ladder import Ladder
+from ansible.module_utils.sm120.measurement import method_of
+from ansible.module_utils.sm120.throughput import Spec
+from conftest import ROOT
+from fake_sglang import Fake, serve, stream_reply
+
+SCHEMA = json.loads((ROOT / "docs/run.schema.json").read_text())
+SPECS = yaml.safe_load((ROOT / "roles/sglang_verify/meta/argument_specs.yml").read_text())["argument_specs"]
+THRESHOLDS = SPECS["main"]["options"]["sglang_verify_thresholds"]
+EVIDENCE = ROOT / "docs/evidence/2026-11-30-h200-x2-promote.json"
+SPEC = Spec("generate", (1, 2), 2, 4, 6, 2, 1, 1, 100, {}, 20.0, 30.0)
+
+# What the roles themselves do after their measurements; the measurements are given as facts.
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  vars:
+    sglang_verify_artifacts_dir: "{{ folder }}/x/../artifacts/verify"
+    sglang_promote_artifacts_dir: "{{ folder }}/x/../artifacts/promote"
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_verify, tasks_from: report}
+      vars:
+        sglang_verify_report_dir: "{{ __sglang_verify_run_dir }}"
+        sglang_verify_report: "{{ __sglang_verify_report }}"
+    - ansible.builtin.include_role: {name: sglang_promote, tasks_from: report}
+"""
+PREFLIGHT = """
+- hosts: localhost
+  gather_facts: false
+  roles: [preflight]
+"""
+
+
+def play(place: Path, text: str, **variables: Any) -> tuple[int, str]:
+    """Run a play on this machine; (exit code, what it printed)."""
+    (place / "play.yml").write_text(text)
+    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    command = [str(program), "-i", "localhost,", "-c", "local", "-e", f"@{place / 'given.json'}"]
+    done = subprocess.run(
+        [*command, str(place / "play.yml")],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def report(folder: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
+    page = [f"--html={folder / 'page.html'}", f"--png={folder / 'page.png'}"]
+    command = [sys.executable, str(ROOT / "tools/report.py"), *map(str, runs), *page]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rungs and method as sglang_throughput returns them."""
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = stream_reply()
+        ladder = Ladder(Client(fake.url), SPEC, ca_path=None, sample_gpus=False)
+        rungs = [ladder.rung(concurrency) for concurrency in SPEC.concurrency]
+    method = method_of(SPEC, seed_given=True, power_note=ladder.power_note, model_vocab_size=100)
+    return rungs, method
+
+
+@pytest.fixture(scope="module")
+def written(
+    tmp_path_factory: pytest.TempPathFactory, measured: tuple[list[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Path]:
+    """The run.json of a verification and of a promotion, written by the roles' own tasks."""
+    folder = tmp_path_factory.mktemp("runs")
+    rungs, method = measured
+    answers = [{"output_ids": [5, 6], "meta_info": {"output_top_logprobs": None}}]
+    gate = {"id": "fusion.jit", "feature": "allreduce_fusion", "layer": "jit", "path": "/x", "line": 7}
+    comparison = json.loads(EVIDENCE.read_text())["decision"]["comparisons"][0]
+    decision = {"verdict": "worse", "keep": False, "needs_attention": True, "reasons": ["slower"]}
+    code, output = play(
+        folder,
+        PLAY,
+        folder=str(folder),
+        sm120_gates_facts={
+            "packages": {"sglang": {"version": "0.5.9", "root": "/x", "source": "wheel"}},
+            "gates": [{**gate, "state": "open", "why": "closed to SM120"}],
+            "digest": "ab" * 32,
+        },
+        __sglang_verify_time="20260301T100000Z",
+        __sglang_verify_results=[
+            {
+                "instance": "main",
+                "status": "healthy",
+                "version": "0.5.9",
+                "model": "/m",
+                "evidence": {},
+                "rungs": rungs,
+                "method": method,
+            }
+        ],
+        __sglang_promote_time="20260301T110000Z",
+        __sglang_promote_ladder={"results": [{"method": method}]},
+        __sglang_promote_measured=[
+            {"side": side, "answers": answers, "rungs": rungs} for side in ("off", "on", "on", "off")
+        ],
+        __sglang_promote_decision={
+            **decision,
+            "comparisons": [comparison],
+            "changed": False,
+            "failed": False,
+        },
+    )
+    assert code == 0, output
+    return {
+        "verify": folder / "artifacts/verify/localhost/20260301T100000Z/run.json",
+        "promote": folder / "artifacts/promote/localhost/20260301T110000Z/run.json",
+    }
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("kind", ["verify", "promote"])
+def test_what_the_roles_write_fits_the_schema(written: dict[str, Path], kind: str) -> None:
+    run = json.loads(written[kind].read_text())
+    jsonschema.validate(run, SCHEMA)
+    assert run["kind"] == kind
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written[kind].parent.iterdir()} == {0o600}
+    assert {path.name for path in written[kind].parent.iterdir()} == {"run.json", "report.html", "curves.png"}
+    assert stat.S_IMODE(written[kind].parent.stat().st_mode) == 0o700
+
+
+def test_kept_evidence_fits_the_schema() -> None:
+    jsonschema.validate(json.loads(EVIDENCE.read_text()), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("verify", ("schema",), 2),
+        ("verify", ("kind",), "other"),
+        ("verify", ("time",), "yesterday"),
+        ("verify", ("instances",), []),
+        ("verify", ("verdict",), {"bad": False}),
+        ("verify", ("instances", 0, "status"), "fine"),
+        ("verify", ("instances", 0, "rungs", 0, "output_tokens_per_second"), "fast"),
+        ("verify", ("instances", 0, "rungs", 0, "series"), []),
+        ("verify", ("gates", 0, "state"), "ajar"),
+        ("promote", ("sides",), {}),
+        ("promote", ("decision", "verdict"), "perhaps"),
+        ("promote", ("sides", "on", "rungs", 0, "ttft_ms"), {"p50": 1.0}),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_a_wrong_run_is_refused_in_one_sentence(
+    written: dict[str, Path], tmp_path: Path, kind: str, path: tuple[str | int, ...], value: Any
+) -> None:
+    run = json.loads(written[kind].read_text())
+    at = run
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(run, SCHEMA)
+    wrong = tmp_path / "run.json"
+    wrong.write_text(json.dumps(run))
+    if path == ("gates", 0, "state"):  # the program itself once: it costs a second
+        done = report(tmp_path, written["verify"], wrong)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1
+        assert str(wrong) in done.stderr
+        assert not (tmp_path / "page.html").exists()
+
+
+def test_two_runs_are_compared_on_one_page(written: dict[str, Path], tmp_path: Path) -> None:
+    run = copy.deepcopy(json.loads(written["verify"].read_text()))
+    run["instances"][0]["rungs"][0] |= dict.fromkeys(
+        ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+    )  # nothing answered
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(run))
+    (tmp_path / "page.html").write_text("old")
+    (tmp_path / "page.html").chmod(0o644)
+    done = report(tmp_path, written["promote"], other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
+    assert "worse" in (tmp_path / "page.html").read_text()
+
+
+def test_thresholds_name_figures_that_a_rung_has(
+    measured: tuple[list[dict[str, Any]], dict[str, Any]],
+) -> None:
+    rung = SCHEMA["$defs"]["rung"]["properties"]
+    for figure in THRESHOLDS["options"]["figure"]["choices"]:
+        value: Any = measured[0][0]
+        for key in figure.split("."):
+            assert key in value, figure
+            value = value[key]
+        assert figure.split(".")[0] in rung
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        {"figure": "output_tokens_per_secnd", "minimum": 5},
+        {"figure": "ttft_ms.p98", "maximum": 5},
+        {"figure": "ttft_ms.p99", "maximun": 5},
+        {"figure": "ttft_ms.p99"},
+        {"minimum": 5},
+        {"figure": "ttft_ms.p99", "maximum": "fast"},
+    ],
+)
+def test_a_threshold_that_cannot_be_does_not_pass_the_spec(threshold: dict[str, Any]) -> None:
+    validator = ArgumentSpecValidator({"sglang_verify_thresholds": THRESHOLDS})
+    right = {"figure": "ttft_ms.p99", "maximum": 5, "concurrency": 8}
+    assert validator.validate({"sglang_verify_thresholds": [right]}).error_messages == []
+    assert validator.validate({"sglang_verify_thresholds": [right, threshold]}).error_messages != []
+
+
+def test_wrong_thresholds_are_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    thresholds = [
+        {"figure": "output_tokens_per_secnd", "minimum": 5},
+        {"figure": "ttft_ms.p99", "maximum": 5, "concurrency": 7},
+    ]
+    code, output = play(tmp_path, PREFLIGHT, sglang_verify_thresholds=thresholds)
+    assert code == 2, output
+    assert "Nothing was changed" in output
+    assert "output_tokens_per_secnd" in output
+    assert "found: 7; do: add the rung" in output
+
+
+def test_a_missed_threshold_is_one_whose_rung_was_not_measured_too(
+    measured: tuple[list[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "roles/sglang_verify/filter_plugins"))
+    from missed_thresholds import missed_thresholds
+
+    results = [{"instance": "main", "rungs": measured[0]}]
+    asked = [
+        {"figure": "output_tokens_per_second", "minimum": 0.001},
+        {"figure": "e2e_ms.p50", "maximum": 0},
+        {"figure": "e2e_ms.p50", "maximum": 0, "concurrency": 2},
+        {"figure": "power_watts", "maximum": 1000, "concurrency": 1},
+        {"figure": "e2e_ms.p50", "maximum": 1e9, "concurrency": 64},
+    ]
+    missed = missed_thresholds(results, asked)
+    assert [(one["figure"], one["concurrency"]) for one in missed] == [
+        ("e2e_ms.p50", 1),
+        ("e2e_ms.p50", 2),
+        ("e2e_ms.p50", 2),
+        ("power_watts", 1),
+        ("e2e_ms.p50", 64),
+    ]
+    assert [one["found"] is None for one in missed] == [False, False, False, True, True]
