@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 from pathlib import Path
@@ -59,15 +60,18 @@ def _recorded(manifest: Manifest, file: PlannedFile) -> KeptFile | None:
     return entry.files.get(file["relative"]) if entry else None
 
 
-def _purge_bytecode(file: PlannedFile) -> list[str]:
-    """Remove what Python compiled from an edited file: an unchecked .pyc would hide the edit."""
+def _sweep(file: PlannedFile) -> list[str]:
+    """Remove what lies beside an edited file: bytecode, as an unchecked .pyc would hide the edit; half-written files.
+
+    The builtin modules copy a file that cannot be renamed into place as .ansible_tmp*NAME; a kill leaves it there.
+    """
     path = Path(file["path"])
-    gone = []
+    beside = list(path.parent.glob(f".ansible_tmp*{glob.escape(path.name)}"))
     if path.suffix == ".py":
-        for compiled in sorted((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")):
-            compiled.unlink()
-            gone.append(str(compiled))
-    return gone
+        beside += (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")
+    for each in beside:
+        each.unlink()
+    return sorted(map(str, beside))
 
 
 def _both(first: list[EditRecord], second: list[EditRecord]) -> list[EditRecord]:
@@ -151,7 +155,7 @@ def restore(state_dir: Path, plan: Plan, outdated_only: bool, dry: bool) -> list
             write_file(Path(file["path"]), data, recorded.mode, owner)
     if not dry:
         for file in plan["files"]:
-            _purge_bytecode(file)
+            _sweep(file)
         wrong = [each[0]["path"] for each in ready if _now(each[0]) != each[0]["sha256_pristine"]]
         if wrong:
             raise Refused(f"{', '.join(wrong)}: written, and still not as delivered. Is the disk failing?")
@@ -159,7 +163,7 @@ def restore(state_dir: Path, plan: Plan, outdated_only: bool, dry: bool) -> list
 
 
 def verify(plan: Plan, dry: bool) -> list[str]:
-    """Compare every file with the planned hash, then remove bytecode of edited files (the answer)."""
+    """Compare every file with the planned hash, then remove what lies beside edited files (the answer)."""
     wrong = [
         f"{each['path']}: expected sha256 {each['sha256_after']}, found {each['sha256_now'] or 'no file'}"
         for each in reports(plan)
@@ -167,7 +171,7 @@ def verify(plan: Plan, dry: bool) -> list[str]:
     ]
     if wrong and not dry:
         raise Refused("the edits did not give the bytes that were planned: " + "; ".join(wrong))
-    return [] if dry else [gone for file in plan["files"] for gone in _purge_bytecode(file)]
+    return [] if dry else [gone for file in plan["files"] for gone in _sweep(file)]
 
 
 def forget(state_dir: Path, plan: Plan, dry: bool) -> bool:
