@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ PAIRS = [
     *versions.MIXED,
 ]
 DECOYS = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/model_hook.py")
+# What FlashInfer needs to be asked for the specification of its communication module.
+ASKED = re.compile(r"flashinfer/(jit/\w+|compilation_context|version|_build_meta)\.py")
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Host:
     differing: list[set[str]] = field(default_factory=list)
     seen_functions: list[dict[str, str]] = field(default_factory=list)
     marker_left: list[bool] = field(default_factory=list)
+    called: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def site(self) -> Path:
@@ -64,6 +69,21 @@ class Host:
         self.marker_left.append(self.marker.exists())
 
 
+def call_jit(folder: Path, hosts: list[Host]) -> None:
+    """Call gen_trtllm_comm_module() of every host's FlashInfer."""
+    roots = {str(host.site / "flashinfer"): host for host in hosts}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("call_jit.py")), str(folder / "jit")],
+        input=json.dumps(list(roots)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for root, answers in json.loads(done.stdout).items():
+        roots[root].called.append(answers)
+
+
 @pytest.fixture(scope="session")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Host]:
     """Apply, apply again, revert; the answers are looked at by one test for each pair."""
@@ -73,9 +93,10 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ho
         name = f"sglang-{sglang}-flashinfer-{flashinfer}"
         host = Host(sglang, flashinfer, folder / name)
         wheels.unpack("sglang", sglang, host.site, lambda path: path in DECOYS)
-        wheels.unpack("flashinfer", flashinfer, host.site)
+        wheels.unpack("flashinfer", flashinfer, host.site, lambda path: ASKED.fullmatch(path) is not None)
         host.functions = host.functions_of_jit_comm()
         hosts[sglang, flashinfer] = host
+    call_jit(folder, list(hosts.values()))
     for entry in ("main", "main", "revert"):
         for host in hosts.values():
             host.marker.parent.mkdir(parents=True, exist_ok=True)
@@ -85,4 +106,5 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ho
         assert seen.rc == 0, seen.output
         for host in hosts.values():
             host.look(seen)
+        call_jit(folder, list(hosts.values()))
     return hosts
