@@ -90,6 +90,13 @@ consistent:
   description: Whether no upper gate passes over a closed lower one and no feature is half open.
   returned: always
   type: bool
+crossed:
+  description: >-
+    What makes RV(consistent) false: C(feature), C(open) and C(closed) (ids of the gates that do not agree), and
+    C(text), which says what a server started now would do.
+  returned: always
+  type: list
+  elements: dict
 edits:
   description: >-
     Calls of builtin modules still needed, in order: C(gate), C(module), C(path), C(args), C(validate).

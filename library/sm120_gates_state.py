@@ -11,10 +11,11 @@ description:
   - The steps around the edits of a plan from M(sm120_gates_info). Each is safe to repeat.
   - V(keep) takes the lock and writes the delivered bytes and the manifest, before the first edit.
   - V(restore) puts files back to what their package delivered, after proving that only our edits are in them.
-  - V(verify) compares every file with the hash that was planned, and removes bytecode of edited files.
-  - V(settle) records that caches were purged for the planned state.
+  - V(verify) compares every file with the hash that was planned.
+  - V(settle) removes bytecode of edited files, records that caches were purged for the planned state, and gives the
+    lock back.
   - V(forget) drops the records of files that are as delivered, and of versions no longer installed.
-  - V(release) gives the lock back, if this run holds it.
+  - V(release) gives the lock back too, if this run holds it, where the work ended before V(settle).
 author: sglang-sm120 contributors
 attributes:
   check_mode:
@@ -138,7 +139,8 @@ def _act(given: dict[str, Any], dry: bool, with_diff: bool) -> dict[str, Any]:
             gate_lock.release(state_dir, me)
         return {"changed": False}
     if given["action"] == "verify":
-        return {"changed": bool(transaction.verify(plan, dry))}
+        transaction.verify(plan, dry)
+        return {"changed": False}
     gate_lock.check(state_dir, me, given["break_lock"])
     if given["action"] == "restore":
         differences = _differences(given) if with_diff else []
@@ -146,7 +148,10 @@ def _act(given: dict[str, Any], dry: bool, with_diff: bool) -> dict[str, Any]:
         return {"changed": bool(restored), "restored": restored, "diff": differences}
     if given["action"] == "forget":
         return {"changed": transaction.forget(state_dir, plan, dry)}
-    return {"changed": transaction.settle(state_dir, plan, dry)}
+    settled = transaction.settle(state_dir, plan, dry)
+    if me and not dry:
+        gate_lock.release(state_dir, me)
+    return {"changed": settled}
 
 
 def main() -> None:

@@ -83,7 +83,7 @@ def _one(name: str, folders: Iterable[Path]) -> Distribution | None:
 
 
 def record_hashes(info: Path, prefix: str) -> dict[str, str]:
-    """sha256 (hex) of each file below `prefix`, from a wheel's RECORD."""
+    """sha256 of each file below `prefix`, as a wheel's RECORD writes it: there are thousands, and few are asked for."""
     record = info / "RECORD"
     if not record.is_file():
         return {}
@@ -91,8 +91,7 @@ def record_hashes(info: Path, prefix: str) -> dict[str, str]:
     with record.open(newline="", encoding="utf-8") as lines:
         for row in csv.reader(lines):
             if len(row) >= 2 and row[0].startswith(prefix) and row[1].startswith("sha256="):
-                value = row[1].removeprefix("sha256=")
-                hashes[row[0]] = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+                hashes[row[0]] = row[1].removeprefix("sha256=")
     return hashes
 
 
@@ -188,6 +187,8 @@ def delivered(package: Package, relative: str) -> tuple[str, bytes | None] | Non
     """What a file was when delivered: its sha256 and, from a checkout, its bytes."""
     if package.source == "wheel":
         known = package.hashes.get(relative)
-        return None if known is None else (known, None)
+        if known is None:
+            return None
+        return base64.urlsafe_b64decode(known + "=" * (-len(known) % 4)).hex(), None
     blob = _git(package.base, "show", f"HEAD:./{relative}")
     return None if blob is None else (hashlib.sha256(blob).hexdigest(), blob)

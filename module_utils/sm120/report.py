@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from . import catalogue
 from .defeats import find_nvcc, look_for_defeats
@@ -15,7 +15,7 @@ from .manifest import ManifestProblem, load
 from .packages import DISTRIBUTIONS, Package, PackageProblem, by_interpreter, by_root, search_path
 from .planning import Want, blocking, edit_tasks, make_plan, problem
 from .scanner import ScanProblem, scan, unlisted
-from .survey import Survey, survey
+from .survey import Finding, Survey, survey
 from .units import environment_of, units_of
 from .versions import PackagingMissing, Ranges
 
@@ -72,23 +72,44 @@ def catalogue_packages() -> list[str]:
     return sorted({gate.package for gate in catalogue.GATES})
 
 
-def crossed_layers(found: Survey) -> list[str]:
+class Crossed(TypedDict):
+    """A feature whose gates do not agree: which let SM120 through, which do not, and what a server would do now."""
+
+    feature: str
+    open: list[str]
+    closed: list[str]
+    text: str
+
+
+def _half_open(feature: str, gates: list[Finding]) -> Iterator[Crossed]:
+    """An upper gate that passes over a closed one beneath it, for each of those; or edits that are made in part."""
+    for place, lower in enumerate(gates):
+        upper = [each.gate.id for each in gates[place + 1 :] if each.state in ("open", "native")]
+        if lower.state == "closed" and upper:
+            end = "fail there"
+            if lower.gate.layer == "jit":
+                end = "die with 'RuntimeError: No supported CUDA architectures found for major versions [9, 10]'"
+            text = (
+                f"{feature}: {', '.join(upper)} would let SM120 through to {lower.gate.id}, which is closed: "
+                f"a server started now would {end}"
+            )
+            yield {"feature": feature, "open": upper, "closed": [lower.gate.id], "text": text}
+
+
+def crossed_layers(found: Survey) -> list[Crossed]:
     """Features whose upper gate passes over a closed one beneath it, or that are open in part."""
-    crossed = []
+    crossed: list[Crossed] = []
     for feature in catalogue.FEATURES:
         gates = [each for each in found.findings if each.gate.feature == feature]
-        for place, lower in enumerate(gates):
-            upper = [each.gate.id for each in gates[place + 1 :] if each.state in ("open", "native")]
-            if lower.state == "closed" and upper:
-                end = "fail there"
-                if lower.gate.layer == "jit":
-                    end = "die with 'RuntimeError: No supported CUDA architectures found for major versions [9, 10]'"
-                crossed.append(
-                    f"{feature}: {', '.join(upper)} would let SM120 through to {lower.gate.id}, which is "
-                    f"closed: a server started now would {end}"
-                )
+        crossed += _half_open(feature, gates)
         if found.feature_state(feature) == "partial":
-            crossed.append(f"{feature}: only a part of its edits is made, as an interrupted run leaves it")
+            opened = [each.gate.id for each in gates if each.state in ("open", "partial")]
+            closed = [each.gate.id for each in gates if each.state in ("closed", "partial")]
+            text = (
+                f"{feature}: only a part of its edits is made, as an interrupted run or a reinstalled package "
+                f"leaves it: {', '.join(opened)} open, {', '.join(closed)} closed"
+            )
+            crossed.append({"feature": feature, "open": opened, "closed": closed, "text": text})
     return crossed
 
 
@@ -130,6 +151,7 @@ def gates_report(request: Request) -> dict[str, Any]:
         "gates": [],
         "features": dict.fromkeys(catalogue.FEATURES, "unknown"),
         "consistent": True,
+        "crossed": [],
         "edits": [],
         "plan": {},
         "needed": False,
@@ -155,7 +177,8 @@ def gates_report(request: Request) -> dict[str, Any]:
     answer["features"] = {feature: found.feature_state(feature) for feature in catalogue.FEATURES}
     crossed = crossed_layers(found)
     answer["consistent"] = not crossed
-    answer["notes"] = crossed + _notes(packages, request.features, ranges)
+    answer["crossed"] = crossed
+    answer["notes"] = _notes(packages, request.features, ranges)
     answer["lock"] = holder(request.state_dir)
     answer["units"] = _units(request, packages)
     answer["digest"] = answer["wanted_digest"] = found.digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 from pathlib import Path
@@ -59,15 +60,17 @@ def _recorded(manifest: Manifest, file: PlannedFile) -> KeptFile | None:
     return entry.files.get(file["relative"]) if entry else None
 
 
-def _purge_bytecode(file: PlannedFile) -> list[str]:
-    """Remove what Python compiled from an edited file: an unchecked .pyc would hide the edit."""
+def _sweep(file: PlannedFile) -> None:
+    """Remove what lies beside an edited file: bytecode, as an unchecked .pyc would hide the edit; half-written files.
+
+    The builtin modules copy a file that cannot be renamed into place as .ansible_tmp*NAME; a kill leaves it there.
+    """
     path = Path(file["path"])
-    gone = []
+    beside = list(path.parent.glob(f".ansible_tmp*{glob.escape(path.name)}"))
     if path.suffix == ".py":
-        for compiled in sorted((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")):
-            compiled.unlink()
-            gone.append(str(compiled))
-    return gone
+        beside += (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")
+    for each in beside:
+        each.unlink()
 
 
 def _both(first: list[EditRecord], second: list[EditRecord]) -> list[EditRecord]:
@@ -151,15 +154,15 @@ def restore(state_dir: Path, plan: Plan, outdated_only: bool, dry: bool) -> list
             write_file(Path(file["path"]), data, recorded.mode, owner)
     if not dry:
         for file in plan["files"]:
-            _purge_bytecode(file)
+            _sweep(file)
         wrong = [each[0]["path"] for each in ready if _now(each[0]) != each[0]["sha256_pristine"]]
         if wrong:
             raise Refused(f"{', '.join(wrong)}: written, and still not as delivered. Is the disk failing?")
     return [file["path"] for file, _, _ in ready]
 
 
-def verify(plan: Plan, dry: bool) -> list[str]:
-    """Compare every file with the planned hash, then remove bytecode of edited files (the answer)."""
+def verify(plan: Plan, dry: bool) -> None:
+    """Compare every file with the planned hash."""
     wrong = [
         f"{each['path']}: expected sha256 {each['sha256_after']}, found {each['sha256_now'] or 'no file'}"
         for each in reports(plan)
@@ -167,7 +170,6 @@ def verify(plan: Plan, dry: bool) -> list[str]:
     ]
     if wrong and not dry:
         raise Refused("the edits did not give the bytes that were planned: " + "; ".join(wrong))
-    return [] if dry else [gone for file in plan["files"] for gone in _purge_bytecode(file)]
 
 
 def forget(state_dir: Path, plan: Plan, dry: bool) -> bool:
@@ -196,10 +198,13 @@ def _forget(manifest: Manifest, plan: Plan) -> None:
 
 
 def settle(state_dir: Path, plan: Plan, dry: bool) -> bool:
-    """Record that bytecode and kernels were purged for the planned state, and what is in each file."""
+    """Remove bytecode, and record that it and the kernels were purged for the planned state, and what each file is."""
     unfinished = [each["path"] for each in plan["files"] if _now(each) != each["sha256_after"]]
     if unfinished and not dry:
         raise Refused(f"{', '.join(unfinished)} is not in the planned state: run the whole role again")
+    if not dry:
+        for file in plan["files"]:
+            _sweep(file)
     manifest = load(state_dir)
     before = load(state_dir)
     _forget(manifest, plan)

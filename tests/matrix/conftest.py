@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,19 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fleet
 import pytest
 import versions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 wheels = importlib.import_module("wheels")
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = [
     *versions.PINS.items(),
     *((versions.ALONE_UNDER, each) for each in versions.FLASHINFER if each not in versions.PINS.values()),
     *versions.MIXED,
 ]
 DECOYS = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/model_hook.py")
+# What FlashInfer needs to be asked for the specification of its communication module.
+ASKED = re.compile(r"flashinfer/(jit/\w+|compilation_context|version|_build_meta)\.py")
 
 
 @dataclass
@@ -35,13 +36,13 @@ class Host:
     sglang: str
     flashinfer: str
     folder: Path
-    pristine: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
     differing: list[set[str]] = field(default_factory=list)
     seen_functions: list[dict[str, str]] = field(default_factory=list)
     marker_left: list[bool] = field(default_factory=list)
+    called: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def site(self) -> Path:
@@ -60,43 +61,27 @@ class Host:
             for part in re.split(r"^def ", text, flags=re.MULTILINE)[1:]
         }
 
-    def variables(self) -> dict[str, str]:
-        return {
-            "sm120_gates_sglang_root": str(self.site / "sglang"),
-            "sm120_gates_flashinfer_root": str(self.site / "flashinfer"),
-            "sm120_gates_state_dir": str(self.folder / "state"),
-            "sm120_gates_cache_workspace_base": str(self.folder / "home"),
-            "told": str(self.folder / "told.json"),
-        }
-
-    def look(self) -> None:
-        self.facts.append(json.loads((self.folder / "told.json").read_text()))
+    def look(self, seen: fleet.Play) -> None:
+        self.changed.append(seen.changed[self.folder.name])
+        self.facts.append(seen.facts[self.folder.name])
         self.differing.append(wheels.differing(self.site))
         self.seen_functions.append(self.functions_of_jit_comm())
         self.marker_left.append(self.marker.exists())
 
 
-def _run(folder: Path, entry: str) -> str:
+def call_jit(folder: Path, hosts: list[Host]) -> None:
+    """Call gen_trtllm_comm_module() of every host's FlashInfer."""
+    roots = {str(host.site / "flashinfer"): host for host in hosts}
     done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            *("-i", str(folder / "hosts.json"), "-e", f"entry={entry}"),
-            str(Path(__file__).with_name("play.yml")),
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_FORKS": str(os.cpu_count() or 2),
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_NOCOLOR": "1",
-        },
+        [sys.executable, str(Path(__file__).with_name("call_jit.py")), str(folder / "jit")],
+        input=json.dumps(list(roots)),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout.rpartition("PLAY RECAP")[2]
+    assert done.returncode == 0, done.stderr[-3000:]
+    for root, answers in json.loads(done.stdout).items():
+        roots[root].called.append(answers)
 
 
 @pytest.fixture(scope="session")
@@ -108,20 +93,18 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ho
         name = f"sglang-{sglang}-flashinfer-{flashinfer}"
         host = Host(sglang, flashinfer, folder / name)
         wheels.unpack("sglang", sglang, host.site, lambda path: path in DECOYS)
-        wheels.unpack("flashinfer", flashinfer, host.site)
+        wheels.unpack("flashinfer", flashinfer, host.site, lambda path: ASKED.fullmatch(path) is not None)
         host.functions = host.functions_of_jit_comm()
         hosts[sglang, flashinfer] = host
-    told = {host.folder.name: host.variables() for host in hosts.values()}
-    common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": told, "vars": common}}))
+    call_jit(folder, list(hosts.values()))
     for entry in ("main", "main", "revert"):
         for host in hosts.values():
             host.marker.parent.mkdir(parents=True, exist_ok=True)
             host.marker.write_text("x")
-        recap = _run(folder, entry)
+        told = {host.folder.name: {**fleet.variables(host.folder), "entry": entry} for host in hosts.values()}
+        seen = fleet.play(folder, told)
+        assert seen.rc == 0, seen.output
         for host in hosts.values():
-            line = re.search(rf"^{re.escape(host.folder.name)} .*changed=(\d+)", recap, re.MULTILINE)
-            assert line is not None
-            host.changed.append(int(line.group(1)))
-            host.look()
+            host.look(seen)
+        call_jit(folder, list(hosts.values()))
     return hosts

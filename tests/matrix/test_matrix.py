@@ -50,6 +50,23 @@ def test_flashinfer_is_opened_up_to_0_6_16_and_native_after(host: Host) -> None:
         assert host.marker_left == [False, True, False]
 
 
+def test_the_communication_module_can_be_built_for_sm120_once_opened(host: Host) -> None:
+    """FlashInfer's own gen_trtllm_comm_module(), called: a specification, or the error of the story."""
+    before, *after = host.called
+    native = host.flashinfer in versions.NATIVE
+    shut = "RuntimeError: No supported CUDA architectures found for major versions [9, 10]."
+    for architecture in ("12.0a", "12.0f"):
+        code = architecture.replace(".", "")
+        built = [f"-gencode=arch=compute_{code},code=sm_{code}"]
+        assert before[architecture] == (built if native else shut)
+        assert [each[architecture] for each in after] == [built, built, before[architecture]]
+    for architecture in ("9.0a", "10.0a"):
+        assert all(each[architecture] == before[architecture] for each in after)
+        assert isinstance(before[architecture], list)
+    for each in host.called:
+        assert str(each["8.0"]).startswith("RuntimeError")
+
+
 def test_decoys_are_untouched(host: Host) -> None:
     for run in (APPLIED, AGAIN, REVERTED):
         changed = {name for name, text in host.seen_functions[run].items() if text != host.functions[name]}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ def texts(tmp_path: Path, package: str, version: str, gate_id: str) -> tuple[str
     return delivered.decode(), simulate(delivered, catalogue.records(gate, variant)).decode()
 
 
+@lru_cache(maxsize=8)
 def cut(text: str, *names: str) -> str:
     """The source of functions, classes, assigned variables and methods of these names, in the file's order."""
     tree = ast.parse(text)
@@ -134,6 +136,74 @@ def test_the_fusion_predicate(tmp_path: Path, version: str, name: str) -> None:
                 assert bool(now(size)) is (asked and not dp and 0 < size <= 2048)
             else:
                 assert bool(now(size)) is bool(was(size))
+
+
+AUTO_ENABLE = "_flashinfer_allreduce_fusion_auto_enable"
+
+
+@lru_cache(maxsize=2)
+def auto_enable_source(text: str) -> str:
+    """What decides at start: the branch at the end of ServerArgs' method, or the function that it became."""
+    if f"def {AUTO_ENABLE}(" in text:
+        return cut(text, "_FLASHINFER_ALLREDUCE_FUSION_ARCHS", AUTO_ENABLE)
+    (branch,) = (
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.If)
+        and "is_sm100_supported()" in ast.unparse(node.test)
+        and re.search(r"allreduce_fusion(_backend)? = ", "\n".join(map(ast.unparse, node.body)))
+    )
+    return ast.unparse(branch)
+
+
+def auto_enabled(source: str, space: dict[str, Any], view: SimpleNamespace, arch: str) -> Any:
+    space = {
+        **space,
+        "model_arch": arch,
+        "is_h20_device": False,
+        "logger": SimpleNamespace(info=print, warning=print),
+        "envs": SimpleNamespace(SGLANG_FLASHINFER_MNNVL_CUTEDSL_AR_FUSION=SimpleNamespace(get=bool)),
+        "model_config_of": lambda view: view.get_model_config(),
+        "attn_dp_enabled_of": lambda view: view.enable_dp_attention,
+    }
+    run(source, space, None if AUTO_ENABLE in source else {"self": view})
+    if AUTO_ENABLE in space:
+        return space[AUTO_ENABLE](view).get("flashinfer_allreduce_fusion_backend")
+    return view.flashinfer_allreduce_fusion_backend or view.enable_flashinfer_allreduce_fusion or None
+
+
+@pytest.mark.parametrize(
+    "version", ["0.5.8", "0.5.11", "0.5.14", "0.5.15", "0.5.18", "0.5.19", "0.5.21", "0.5.23"]
+)
+def test_auto_enable(tmp_path: Path, version: str) -> None:
+    closed, opened = texts(tmp_path, "sglang", version, "fusion.auto_enable")
+    answer = True if version in ("0.5.8", "0.5.11") else "auto"
+    fitting = {"tp_size": 8, "nnodes": 1, "enable_dp_attention": False, "moe_a2a_backend": "none"}
+    unfit = [{"tp_size": 1}, {"nnodes": 2}, {"enable_dp_attention": True}, {"moe_a2a_backend": "deepep"}]
+    for capability, differs, arch in itertools.product(
+        CAPABILITIES, [{}, *unfit], ("Glm4MoeForCausalLM", "LlamaForCausalLM")
+    ):
+        answers = []
+        for text in (closed, opened):
+            config = SimpleNamespace(hf_config=SimpleNamespace(architectures=[arch]))
+            view = SimpleNamespace(
+                **{**fitting, **differs},
+                enable_flashinfer_allreduce_fusion=False,
+                flashinfer_allreduce_fusion_backend=None,
+                disable_custom_all_reduce=False,
+                get_model_config=lambda config=config: config,
+            )
+            answers.append(auto_enabled(auto_enable_source(text), platform(capability), view, arch))
+        was, now = answers
+        if capability == (12, 0):
+            # The first release asked for the number of nodes, not for that of GPUs.
+            fits = not differs or (differs == {"tp_size": 1} and version == "0.5.8")
+            assert was is None
+            assert now == (answer if fits and arch.startswith("Glm") else None)
+        else:
+            assert now == was
+        if capability in ((9, 0), (10, 0)) and not differs and arch.startswith("Glm"):
+            assert was == answer
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.18", "0.5.19", "0.5.21", "0.5.23"])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +88,63 @@ def test_a_lost_manifest_entry_is_not_guessed(gates: Gates) -> None:
     assert "manifest.json" in answer["problems"][0]
     assert answer["edits"] == []
     assert len(wheels.differing(gates.site)) == 6
+
+
+# A builtin module of its own process, killed with the new file half written: in its own temporary folder, or, where
+# that is on another file system, beside the file.
+KILLED_IN_A_WRITE = """
+import errno, importlib, json, os, signal, sys
+from ansible.module_utils.testing import patch_module_args
+module, args, apart = json.loads(sys.argv[1])
+def rename(source, target, *_, **__):
+    if apart and b".ansible_tmp" not in os.fsencode(source):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    os.truncate(source, os.path.getsize(source) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename = rename
+with patch_module_args(args):
+    importlib.import_module(f"ansible.modules.{module}").main()
+"""
+
+
+@pytest.mark.parametrize("want", ["present", "absent"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_killed_in_the_middle_of_a_write(gates: Gates, apart: bool, want: str) -> None:
+    plan = gates.info()
+    gates.must("keep", plan["plan"])
+    middle = 5
+    gates.edit(plan["edits"][:middle])
+    before = wheels.differing(gates.site)
+    edit = plan["edits"][middle]
+    arguments = json.dumps([edit["module"], {"path": edit["path"], **edit["args"]}, apart])
+    done = subprocess.run([sys.executable, "-c", KILLED_IN_A_WRITE, arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert wheels.differing(gates.site) == before
+    assert len(leftovers(gates.site)) == apart
+    gates.apply(want)
+    assert leftovers(gates.site) == []
+    if want == "present":
+        assert gates.info()["features"] == {"allreduce_fusion": "open", "moe_autotune": "open"}
+    else:
+        assert wheels.differing(gates.site) == set()
+
+
+@pytest.mark.parametrize("want", ["present", "absent"])
+def test_a_disk_that_fills_up_at_an_edit(gates: Gates, want: str) -> None:
+    plan = gates.info()
+    gates.must("keep", plan["plan"])
+    big = [edit for edit in plan["edits"] if Path(edit["path"]).stat().st_size > 64 * 1024]
+    with full_disk(64 * 1024), pytest.raises(OSError, match="File too large"):
+        gates.edit(plan["edits"])
+    left = wheels.differing(gates.site)
+    assert str(Path(big[0]["path"]).relative_to(gates.site)) not in left
+    assert leftovers(gates.site) == []
+    gates.must("restore", plan["plan"])  # as the role's rescue does
+    assert wheels.differing(gates.site) == set()
+    gates.apply(want)
+    opened = {"allreduce_fusion": "open", "moe_autotune": "open"}
+    assert (gates.info()["features"] == opened) is (want == "present")
+    assert (wheels.differing(gates.site) == set()) is (want == "absent")
 
 
 OLD, NEW = ("0.5.9", "0.6.3"), ("0.5.23", "0.7.2")

@@ -76,8 +76,15 @@ def toolchain(config: dict[str, Any], channel: Channel) -> dict[str, Any]:
             *libraries,
         ]
         built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    said = (built.stderr or built.stdout).strip()[:800]
+    if built.returncode and "Unsupported gpu architecture" in said:
+        raise Missing(
+            f"{nvcc} is CUDA {release.group(1) if release else 'of an unknown release'} and does not know "
+            f"{', '.join(f'sm_{a}' for a in config['architectures'])} ({said}): set cuda_toolkit_method: pip, or "
+            "cuda_toolkit_path to a newer toolkit"
+        )
     if built.returncode:
-        raise Missing(f"nvcc cannot build a small file: {(built.stderr or built.stdout).strip()[:800]}")
+        raise Missing(f"nvcc cannot build a small file: {said}")
     return {
         "nvcc": release.group(1) if release else "unknown",
         "cuda_home": str(home),
