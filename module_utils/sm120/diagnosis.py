@@ -3,6 +3,8 @@ is the search."""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ REMEMBERED_LINES = 4096
 LAST_LINES = 60
 # A client's request that ended badly says nothing about the server's health.
 _ACCESS_LOG = b' HTTP/1.1" '
+# Most of a large log, in two texts: batches of the scheduler, and requests that ended well.
+_DAILY_PART, _DAILY_END = b" batch, #", b'" 200 OK'
 
 _SYSLOG_PREFIX = re.compile(rb"^(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ \S+: |\d{4}-\d\d-\d\dT\S+ \S+ \S+: )")
 _FRAME = re.compile(rb'File "([^"]+)", line (\d+), in (\S+)')
@@ -150,37 +154,43 @@ class Scanner:
         return self._start.fatal
 
     def _block(self, block: bytes) -> None:
-        at, number = 0, self._line_number
-        for begin in self._interesting(block):
-            at, number = self._read_traceback(block, at, number)
-            if begin < at:
+        lines = block.split(b"\n")
+        lines.pop()  # nothing follows the last newline
+        at = 0
+        for found in self._interesting(lines):
+            at = self._read_traceback(lines, at)
+            if found < at:
                 continue
-            number += block.count(b"\n", at, begin) + 1
-            end = block.find(b"\n", begin)
-            self._line(block[begin : min(end, begin + MAX_LINE_BYTES)], number)
-            at = end + 1
-        at, number = self._read_traceback(block, at, number)
-        self._line_number = number + block.count(b"\n", at)
+            self._line(lines[found][:MAX_LINE_BYTES], self._line_number + found + 1)
+            at = found + 1
+        self._read_traceback(lines, at)
+        self._line_number += len(lines)
 
-    def _interesting(self, block: bytes) -> list[int]:
-        """Where the lines with a trigger begin, in order."""
-        begins: set[int] = set()
+    def _interesting(self, lines: list[bytes]) -> list[int]:
+        """Which lines hold a trigger, in order. What a server logs all day is left out first, line by line; the rest is
+        searched as one text, far faster than line by line."""
+        rest = [
+            place
+            for place, line in enumerate(lines)
+            if not (_DAILY_PART in line or line.endswith(_DAILY_END))
+        ]
+        text = b"\n".join([lines[place] for place in rest])
+        begins = list(itertools.accumulate((len(lines[place]) + 1 for place in rest), initial=0))
+        found: set[int] = set()
         for trigger in self.triggers:
-            at = block.find(trigger)
+            at = text.find(trigger)
             while at >= 0:
-                begins.add(block.rfind(b"\n", 0, at) + 1)
-                end = block.find(b"\n", at)
-                at = block.find(trigger, end) if end >= 0 else -1
-        return sorted(begins)
+                nth = bisect.bisect_right(begins, at) - 1
+                found.add(rest[nth])
+                at = text.find(trigger, begins[nth + 1])
+        return sorted(found)
 
-    def _read_traceback(self, block: bytes, at: int, number: int) -> tuple[int, int]:
+    def _read_traceback(self, lines: list[bytes], at: int) -> int:
         """While a traceback is open, every line counts, with or without a trigger."""
-        while self._traceback and at < len(block):
-            end = block.find(b"\n", at)
-            number += 1
-            self._traceback_line(block[at : min(end, at + MAX_LINE_BYTES)], number)
-            at = end + 1
-        return at, number
+        while self._traceback and at < len(lines):
+            self._traceback_line(lines[at][:MAX_LINE_BYTES], self._line_number + at + 1)
+            at += 1
+        return at
 
     def _traceback_line(self, line: bytes, number: int) -> None:
         current = self._traceback
