@@ -96,6 +96,8 @@ REVIEWED: dict[tuple[str, str, str], str] = {
         ".CU_MULTICAST_GRANULARITY_RECOMMENDED)",
     ): _MULTICAST_ASKED,
     ("mnnvl_cutedsl_ar.py", "__init__", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
+    ("mnnvl_cutedsl_ar.py", "_check_device", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
+    ("runtime.py", "require_mnnvl_multicast_device", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
     ("trtllm_ar.py", "_check_cake_moe_allreduce_arch", "capability not in ((10, 0), (10, 3))"): _NOT_CALLED,
     ("comm.py", "gen_trtllm_mnnvl_comm_module", "[9, 10]"): _NOT_CALLED,
     ("comm.py", "gen_mixed_comm_module", "[9, 10]"): _NOT_CALLED,
