@@ -78,7 +78,7 @@ unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where
 	else echo "no Python 3.11 here: the unit tests did not run on ansible-core 2.19"; fi
 
 test-matrix: $(BIN)/.ready-dev ## every released SGLang and FlashInfer: gates opened by the role and put back, against RECORD
-	pytest tests/matrix
+	pytest -n 2 --dist loadfile tests/matrix
 
 # The ranks need torch, and only Python 3.11 has a CPU build of the pinned one; nvcc comes from the same wheels as on hosts.
 $(PROBE_VENV)/.ready: tests/probe/requirements.txt
