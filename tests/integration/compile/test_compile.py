@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import hosts
 import pytest
 from hosts import Host
 
@@ -17,6 +18,7 @@ BUILD, COMPUTE = ["toolchain", "jit"], ["nccl", "workspace", "numbers", "graph",
 def host(make_host: Any) -> Host:
     """A host with runtime and gates as delivered; no toolkit yet."""
     made: Host = make_host("compile", 6)
+    made.variables["fusion_probe_artifacts_dir"] = str(made.folder / "artifacts")
     assert made.differing() == set()
     return made
 
@@ -25,7 +27,12 @@ def stages(report: dict[str, Any]) -> dict[str, str]:
     return {stage["name"]: stage["status"] for stage in report["stages"]}
 
 
-def test_closed_gates_end_the_probe_and_open_ones_compile(host: Host) -> None:
+def test_closed_gates_end_the_probe_and_open_ones_compile(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        hosts, "RUN_TIMEOUT_SECONDS", 2400
+    )  # six minutes of nvcc, on a machine that may be busy
     closed = host.play(playbook="playbooks/probe.yml")
     assert closed.rc == 2, closed.stdout
     (failed,) = [
