@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV ?= .venv
 OLD_VENV := .venv-2.19
+PROBE_VENV := .cache/probe-venv
 BIN := $(VENV)/bin
 LAB := $(BIN)/python tools/lab.py
 export SM120_DEMO_PORT ?= 22022
@@ -58,8 +59,8 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint unit test-matrix molecule integration report
-test: lint unit test-matrix molecule integration ## everything CI runs
+.PHONY: test lint unit test-matrix test-probe test-compile molecule integration report
+test: lint unit test-probe test-matrix molecule integration ## everything CI runs
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
@@ -72,12 +73,32 @@ lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	shellcheck tools/*.sh .ci/run
 
 unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where Python 3.11 is, on 2.19
-	pytest -n 2
-	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(OLD_VENV)/.ready && $(OLD_VENV)/bin/pytest -n 2; \
+	pytest -n 2 -m 'not nvcc'
+	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(OLD_VENV)/.ready && $(OLD_VENV)/bin/pytest -n 2 -m 'not nvcc'; \
 	else echo "no Python 3.11 here: the unit tests did not run on ansible-core 2.19"; fi
 
 test-matrix: $(BIN)/.ready-dev ## every released SGLang and FlashInfer: gates opened by the role and put back, against RECORD
-	pytest tests/matrix
+	pytest -n 2 --dist loadfile tests/matrix
+
+# The ranks need torch, and only Python 3.11 has a CPU build of the pinned one; nvcc comes from the same wheels as on hosts.
+$(PROBE_VENV)/.ready: tests/probe/requirements.txt
+	@echo "setting up torch and nvcc in $(PROBE_VENV)"
+	@python=$$(tools/find_python.sh 3.11) && "$$python" -m venv $(PROBE_VENV)
+	@$(PROBE_VENV)/bin/pip install --quiet --disable-pip-version-check -r $< 2> >(grep -v 'is ignored: it is neither' >&2 || true)
+	@touch $@
+
+PROBE_TESTS ?= -m 'not long'
+test-probe: $(BIN)/.ready-dev ## the probe's ranks on the CPU, and what nvcc makes of the gates; all of it: PROBE_TESTS=
+	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(PROBE_VENV)/.ready && \
+	  home=$$(ls -d $$PWD/$(PROBE_VENV)/lib/python3.11/site-packages/nvidia/cu13) && \
+	  PATH="$$home/bin:$$PATH" SM120_TORCH_PYTHON=$$PWD/$(PROBE_VENV)/bin/python SM120_CUDA_HOME=$$home \
+	  pytest -n 2 tests/probe tests/unit/test_gate_compile.py $(PROBE_TESTS); \
+	else echo "no Python 3.11 here: neither the probe's ranks nor the compiler's proof ran"; fi
+
+test-compile: $(BIN)/.ready-dev ## FlashInfer's whole communication module for SM120 on a container, gates closed and open (minutes)
+	$(LAB) bootstrap
+	$(LAB) bake
+	pytest tests/integration/compile
 
 molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 	$(LAB) bootstrap
@@ -87,7 +108,7 @@ molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap
 	$(LAB) bake
-	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server
+	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
 
 report: $(BIN)/.ready ## compare runs on one page: make report RUNS="artifacts/HOST/A/run.json artifacts/HOST/B/run.json"
 	tools/report.py $(or $(RUNS),$(error wanted: RUNS="RUN.json RUN.json", files of artifacts/)) --html artifacts/compared.html --png artifacts/compared.png

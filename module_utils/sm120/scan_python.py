@@ -38,6 +38,7 @@ _LISTS = re.compile(
 _MULTICAST = re.compile(r"cuMulticastGetGranularity|MULTICAST_SUPPORTED|is_multicast_supported")
 _COMMENTED_ENTRY = re.compile(r"^#\s*[\"'](\w+)[\"'],$")
 _ARCH_STRING = re.compile(r"(?:sm|compute)_(\d{2,3})[af]?\b")
+_NEAR = 40
 _ALL = tuple(f"{major}.{minor}" for major, minor in CAPABILITIES)
 # A board without NVLink multicast, as SM120 boards are, is what these calls turn away.
 _WITH_MULTICAST = ("9.0", "10.0", "10.3")
@@ -81,7 +82,9 @@ class _Reader(ast.NodeVisitor):
         last = max(
             node.end_lineno or node.lineno, min(getattr(self.statement, "end_lineno", first), first + 12)
         )
-        around = "\n".join(self.lines[first - 1 : last])
+        # A generated table is one statement of a megabyte, with a condition on every line of it.
+        near = max(first, node.lineno - _NEAR), min(last, (node.end_lineno or node.lineno) + _NEAR)
+        around = "\n".join(self.lines[near[0] - 1 : near[1]])
         ends = node.end_lineno or node.lineno
         self.found.append(Found(node.lineno, ends, form, shown, admits, around, self.within))
 

@@ -7,6 +7,9 @@ _MULTICAST_ASKED = "asked only where a caller wants multicast, which the workspa
 _ITS_OWN_MODULE = "builds the kernels of SM100; SM120 has a module of its own"
 _NOT_CALLED = "kernels that neither the fused all-reduce nor the fused MoE of SM120 calls"
 _FP4 = "chooses among FP4 GEMM kernels; SM120 goes on to flashinfer_cutlass"
+_FP8 = "about dense FP8 GEMM kernels, which neither the fusion nor the fused MoE of NVFP4 experts calls"
+_MXFP4 = "picks a class for MXFP4 experts; NVFP4 experts do not come here"
+_ARM = "asked on aarch64 only: how memory handles are passed between processes"
 
 # (name of the file, function, text of the condition): why nothing has to open it.
 REVIEWED: dict[tuple[str, str, str], str] = {
@@ -18,6 +21,32 @@ REVIEWED: dict[tuple[str, str, str], str] = {
     ): _OTHER_BACKEND,
     ("flashinfer_comm_fusion.py", "_resolve_backend", "get_platform().is_sm100"): _OTHER_BACKEND,
     ("flashinfer_comm_fusion.py", "_resolve_backend", "not get_platform().is_sm100"): _OTHER_BACKEND,
+    ("flashinfer_comm_fusion.py", "_mnnvl_supported", "is_sm100_supported()"): _OTHER_BACKEND,
+    (
+        "flashinfer_comm_fusion.py",
+        "_mnnvl_supported",
+        "is_sm90_supported() and (not is_multi_node)",
+    ): _OTHER_BACKEND,
+    ("flashinfer_comm_fusion.py", "_resolve_backend", "is_sm100_supported()"): _OTHER_BACKEND,
+    ("flashinfer_comm_fusion.py", "_should_force_posix_fd_transport", "major == 10"): _ARM,
+    (
+        "flashinfer_autotune.py",
+        "should_run_flashinfer_autotune",
+        "model_uses_modelopt_fp8 and is_sm100_supported()",
+    ): _FP8,
+    (
+        "base_runner.py",
+        "_should_run_flashinfer_autotune",
+        "model_uses_modelopt_fp8 and is_sm100_supported()",
+    ): _FP8,
+    (
+        "fp8_utils.py",
+        "initialize_fp8_gemm_config",
+        "backend.is_auto() and server_args.quantization == 'mxfp8' and _is_sm100_supported and "
+        "is_flashinfer_available()",
+    ): _FP8,
+    ("fp8.py", "get_quant_method", "is_sm90_supported() and (not is_sm100_supported())"): _MXFP4,
+    ("fp4_utils.py", "initialize_fp4_gemm_config", "is_sm100_supported()"): _FP4,
     ("fp4_utils.py", "initialize_fp4_gemm_config", "get_platform().is_sm100"): _FP4,
     (
         "fp4_utils.py",
@@ -45,6 +74,17 @@ REVIEWED: dict[tuple[str, str, str], str] = {
         ".CU_MULTICAST_GRANULARITY_RECOMMENDED)",
     ): _NOT_CALLED,
     (
+        "mixed_comm.py",
+        "init_virtual_memory",
+        "cuda.cuMulticastGetGranularity(mc_prop, cuda.CUmulticastGranularity_flags"
+        ".CU_MULTICAST_GRANULARITY_RECOMMENDED)",
+    ): _NOT_CALLED,
+    (
+        "mnnvl.py",
+        "__init__",
+        "cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED",
+    ): _MULTICAST_ASKED,  # where no gate is: from 0.6.10 on only the mnnvl backend makes such memory
+    (
         "mnnvl.py",
         "is_multicast_supported",
         "cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED",
@@ -56,6 +96,8 @@ REVIEWED: dict[tuple[str, str, str], str] = {
         ".CU_MULTICAST_GRANULARITY_RECOMMENDED)",
     ): _MULTICAST_ASKED,
     ("mnnvl_cutedsl_ar.py", "__init__", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
+    ("mnnvl_cutedsl_ar.py", "_check_device", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
+    ("runtime.py", "require_mnnvl_multicast_device", "is_multicast_supported(device.index)"): _OTHER_BACKEND,
     ("trtllm_ar.py", "_check_cake_moe_allreduce_arch", "capability not in ((10, 0), (10, 3))"): _NOT_CALLED,
     ("comm.py", "gen_trtllm_mnnvl_comm_module", "[9, 10]"): _NOT_CALLED,
     ("comm.py", "gen_mixed_comm_module", "[9, 10]"): _NOT_CALLED,

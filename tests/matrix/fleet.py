@@ -64,6 +64,6 @@ def play(folder: Path, hosts: dict[str, dict[str, str]], **environment: str) -> 
     recap = done.stdout.rpartition("PLAY RECAP")[2]
     changed = re.findall(r"^(\S+) .*\bchanged=(\d+)", recap, re.MULTILINE)
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    facts = {line["host"]: line["facts"] for line in lines if "facts" in line}
+    facts = {line["host"]: line["facts"]["sm120_gates_facts"] for line in lines if "facts" in line}
     output = done.stdout[-6000:] + done.stderr[-2000:]
     return Play(done.returncode, output, {host: int(count) for host, count in changed}, facts)

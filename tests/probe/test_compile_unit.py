@@ -86,7 +86,10 @@ def compile_unit(nvcc: str, data: Path, unit: str, arch: str, folder: Path) -> d
         ("lamport", "120a", False, {"kernels": 1, "wait": 0, "launch": 0, "cluster": 0}),
         ("lamport", "120a", True, {"kernels": 1, "wait": 1, "launch": 1, "cluster": 4}),
         ("lamport", "90a", False, {"kernels": 1, "wait": 1, "launch": 1, "cluster": 4}),
-        ("fused", "120a", False, {"kernels": 3, "wait": 3, "launch": 3, "cluster": 40}),
+        pytest.param(
+            *("fused", "120a", False, {"kernels": 3, "wait": 3, "launch": 3, "cluster": 40}),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["guarded-is-empty", "opened-synchronises", "sm90-as-ever", "fused-needs-no-edit"],
 )

@@ -46,7 +46,12 @@ def run(folder: Path, python: str, ranks: int, fp32: bool = False, **given: Any)
     return probe.run()
 
 
-@pytest.mark.parametrize(("ranks", "fp32"), [(2, False), (4, False), (8, False), (8, True)])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fp32"), [(2, False), (4, False), (8, False), pytest.param(8, True, marks=LONG)]
+)
 def test_right_numbers_pass_at_every_size(tmp_path: Path, torch_python: str, ranks: int, fp32: bool) -> None:
     report = run(tmp_path, torch_python, ranks, fp32)
     assert report["failure"] is None
@@ -64,7 +69,7 @@ def test_right_numbers_pass_at_every_size(tmp_path: Path, torch_python: str, ran
         assert case["bias"] < 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=LONG), pytest.param(8, marks=LONG)])
 @pytest.mark.parametrize(
     ("fault", "words"), [("wrong_scale", "input counted 1.02"), ("missing_residual", "the residual counted")]
 )
@@ -95,7 +100,12 @@ def test_one_row_of_2048_is_found(tmp_path: Path, torch_python: str, fault: str,
 
 @pytest.mark.parametrize(
     ("ranks", "fault", "cause"),
-    [(2, "absent_rank", "hang"), (8, "absent_rank", "hang"), (8, "crashed_rank", "crash")],
+    [
+        (2, "absent_rank", "hang"),
+        (2, "crashed_rank", "crash"),
+        pytest.param(8, "absent_rank", "hang", marks=LONG),
+        pytest.param(8, "crashed_rank", "crash", marks=LONG),
+    ],
 )
 def test_a_lost_rank_is_named_and_all_processes_end(
     tmp_path: Path, torch_python: str, ranks: int, fault: str, cause: str

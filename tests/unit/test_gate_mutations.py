@@ -10,6 +10,7 @@ import pytest
 from ansible.module_utils.sm120 import catalogue
 from ansible.module_utils.sm120.editing import AnchorMismatch, anchor_lines, apply_edit, simulate
 from ansible.module_utils.sm120.gate_model import EditRecord, Gate, Variant
+from ansible.module_utils.sm120.report import Request, gates_report
 from gates_driver import Gates, RunModule
 
 wheels = importlib.import_module("wheels")
@@ -52,19 +53,36 @@ def mutations(text: str, edit: EditRecord) -> dict[str, str]:
     return {name: "".join([*lines[:at], new, *lines[at + 1 :]]) for name, new in altered.items()}
 
 
+OTHER = {"sglang": ("flashinfer", "0.6.3"), "flashinfer": ("sglang", "0.5.9")}
+
+
 @pytest.mark.parametrize(("gate", "variant"), EDITED)
 def test_every_alteration_of_every_anchor_is_refused(gate: Gate, variant: Variant, tmp_path: Path) -> None:
-    wheels.unpack(gate.package, OLDEST[variant.versions], tmp_path)
-    text = (tmp_path / variant.path).read_text()
+    """Delivered like that by upstream, so that the hashes are right: no edit of any gate is planned."""
+    site = tmp_path / "site"
+    for package, version in ((gate.package, OLDEST[variant.versions]), OTHER[gate.package]):
+        wheels.unpack(package, version, site)
+    roots = {name: site / name for name in ("sglang", "flashinfer")}
+    request = Request(None, roots, tmp_path / "state", catalogue.FEATURES, "present", "12.0")
+    assert gates_report(request)["edits"] != []
+    text = (site / variant.path).read_text()
     refused = 0
     for edit in catalogue.records(gate, variant):
         assert apply_edit(text, edit) != text
         for name, altered in mutations(text, edit).items():
+            assert altered != text, name
             with pytest.raises(AnchorMismatch):
                 simulate(altered.encode(), catalogue.records(gate, variant))
+            wheels.deliver(site, variant.path, altered.encode())
+            answer = gates_report(request)
+            assert (answer["edits"], answer["plan"], answer["needed"]) == ([], {}, False)
+            assert any(
+                gate.id in problem and "Nothing was changed" in problem for problem in answer["problems"]
+            )
+            assert (site / variant.path).read_text() == altered
             refused += 1
-            assert altered != text, name
     assert refused == 4 * len(variant.edits)
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("name", ["deleted", "doubled", "wrapped", "indented"])

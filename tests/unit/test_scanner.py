@@ -71,6 +71,15 @@ def test_decorators_lists_comments_and_multicast() -> None:
     ]
 
 
+def test_a_condition_speaks_of_what_is_near_it() -> None:
+    table = "TABLE = [\n" + "    'csrc/sm_90a/kernel.cu',\n" * 3000 + "]\n"
+    found = python_conditions(
+        f"def f():\n    # moe_runner_backend\n    if major == 9:\n        pass\n{table}"
+    )
+    assert len(found) == 3001
+    assert max(each.statement.count("\n") for each in found) < 100
+
+
 @pytest.mark.parametrize(
     ("directive", "admits"),
     [

@@ -1,6 +1,6 @@
 """For tests: one JSON line for each result, in the file RECORD_TO: host, task, action, status, changed.
 
-Of the gates role also what it told (`facts`), as its next task would read it: no task of the test's own is needed.
+Of the gates role also the facts that it set, as the next task would read them: no task of the test's own is needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class CallbackModule(CallbackBase):
     def _record(self, result: Any, status: str) -> None:
         if "RECORD_TO" not in os.environ:
             return
-        told = result.result.get("ansible_facts", {}).get("sm120_gates_facts")
+        told = result.result.get("ansible_facts", {})
         line = {
             "host": result.host.get_name(),
             "task": result.task.name,
             "action": result.task.action,
             "status": status,
             "changed": bool(result.result.get("changed")),
-            **({} if told is None else {"facts": told}),
+            **({"facts": told} if "sm120_gates_facts" in told else {}),
         }
         with open(os.environ["RECORD_TO"], "a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
