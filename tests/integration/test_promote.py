@@ -20,9 +20,9 @@ MEASUREMENT = {
     "sglang_promote_blocks": ["off", "on", "off"],
     "sglang_promote_repeats": 5,
     "sglang_promote_concurrency": [8],
-    "sglang_promote_requests_per_stream": 2,
+    "sglang_promote_requests_per_stream": 1,
     "sglang_promote_input_tokens": 32,
-    "sglang_promote_output_tokens": 32,
+    "sglang_promote_output_tokens": 24,
     "sglang_promote_prompt_output_tokens": 16,
     "sglang_promote_on_arguments": {"max-running-requests": 1},
 }

@@ -38,6 +38,26 @@ def test_the_story_names_layer_three_and_the_sigquit_as_its_consequence(pieces: 
     assert len(scanner.findings) == 2
 
 
+@pytest.mark.parametrize("pieces", [1, 3, 60])
+def test_the_story_between_a_days_lines_keeps_its_line_numbers(pieces: int) -> None:
+    day = (
+        "[2026-03-01 10:00:00 TP0] Decode batch, #running-req: 512, #token: 123456, token usage: 0.41, \n"
+        '[2026-03-01 10:00:00] INFO:     127.0.0.1:50814 - "POST /generate HTTP/1.1" 200 OK\n'
+        '[2026-03-01 10:00:02] INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 500 Internal Server Error\n'
+    ) * 20
+    # Written into the middle of a traceback by another process, as it happens.
+    story = STORY.replace(
+        "    scheduler = Scheduler(\n", day[: day.index("\n") + 1] + "    scheduler = Scheduler(\n"
+    )
+    scanner = scan(day + story + day, pieces=pieces)
+    cause = scanner.first_cause
+    assert cause is not None
+    assert (cause.signature, cause.line_number) == ("gate.jit_closed", 60 + 12)
+    assert cause.frame == "/v/flashinfer/compilation_context.py:62 in get_nvcc_flags_list"
+    assert scanner.findings["process.sigquit"].last_line_number == 60 + 15
+    assert len(scanner.findings) == 2
+
+
 def test_an_unknown_traceback_is_unknown_with_its_last_frame() -> None:
     text = STORY.replace("RuntimeError: No supported CUDA architectures found", "zorp.ZorpError: zorp")
     cause = scan(text).first_cause
