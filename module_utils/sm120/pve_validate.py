@@ -19,7 +19,10 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:/-]*\Z")
 _MAC = re.compile(r"[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}\Z")
 _CPUSET = re.compile(r"\d+(-\d+)?([,;]\d+(-\d+)?)*\Z")
 _CHECKSUM = re.compile(r"(md5|sha1|sha224|sha256|sha384|sha512):[0-9a-fA-F]{32,128}\Z")
-_VOLID = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:[^/\s]+(/[^/\s]+)*\Z")
+# An image of content import with an extension that the API takes, or the disk of a VM or template.
+_VOLID = re.compile(
+    r"[A-Za-z][A-Za-z0-9._-]*:(import/[^/\s]+\.(qcow2|raw|vmdk)|(\d+/)?(vm|base)-\d+-[^\s,]+)\Z"
+)
 
 MAX_HOSTPCI = 16
 # Physical address bits that a named CPU model shows to the guest (qemu-server 9: models derived from
@@ -156,9 +159,9 @@ def _storage(spec: VmSpec) -> Iterator[Finding]:
     if spec.image_volid is not None and not _VOLID.match(spec.image_volid):
         yield Finding(
             "image_volid",
-            "a volume as local:import/noble.qcow2 (a path is refused to anyone but root)",
+            "a volume as local:import/noble.qcow2 (no path; qcow2, raw or vmdk)",
             repr(spec.image_volid),
-            "download the image to a storage with content type import",
+            "put the image on a storage with content type import, an .img of a cloud renamed to .qcow2",
         )
     if spec.image_url is not None and not re.match(r"https?://", spec.image_url):
         yield Finding("image_url", "an http or https address", repr(spec.image_url), "correct it")
