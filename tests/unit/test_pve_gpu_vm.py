@@ -215,8 +215,8 @@ def test_absent_destroys_ours_with_its_mappings_and_is_then_content(vm: Vm) -> N
     assert vm.ok(check=True, **gone)["writes_seen"] == []
     answer = vm.ok(**gone)
     assert answer["writes_seen"] == [
-        ("PUT", CONFIG),
         ("POST", "/nodes/pve1/qemu/200/status/shutdown"),
+        ("PUT", CONFIG),
         ("DELETE", "/nodes/pve1/qemu/200"),
         *[("DELETE", f"/cluster/mapping/pci/gpu{index}") for index in range(8)],
     ]
@@ -241,6 +241,11 @@ def test_image_is_downloaded_once_with_its_checksum(vm: Vm) -> None:
         "state": "present",
     }
     vm.stub.permissions["/nodes/pve1"] = {**vm.stub.permissions["/"], "Sys.AccessNetwork": 1}
+    planned = vm.ok(check=True, **args)
+    assert (
+        planned["diff"]["after"]["image local:import/new.qcow2"]
+        == "downloaded from https://example.com/new.img"
+    )
     assert vm.ok(**args)["writes_seen"][0] == ("POST", "/nodes/pve1/storage/local/download-url")
     assert vm.stub.writes[0][2] == {
         "content": "import",

@@ -58,6 +58,10 @@ NODE = {"cpus": "0-31", "memory_mib": 262144, "hostnodes": "0", "policy": "bind"
         ({"storage": None}, ["storage"]),
         ({"disk_gib": 0}, ["disk_gib"]),
         ({"image_volid": "/root/noble.qcow2"}, ["image_volid"]),
+        ({"image_volid": "local:import/noble.img"}, ["image_volid"]),
+        ({"image_volid": "local:iso/noble.qcow2"}, ["image_volid"]),
+        ({"image_volid": "local-lvm:vm-9000-disk-0"}, []),
+        ({"image_volid": "local:9000/base-9000-disk-0.qcow2"}, []),
         ({"image_url": "ftp://example.com/x"}, ["image_url"]),
         ({"image_checksum": "abc"}, ["image_checksum"]),
         ({"mac": "BD:24:11:00:00:01"}, ["mac"]),  # a group address
