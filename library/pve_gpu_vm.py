@@ -188,7 +188,7 @@ root_delete:
   type: list
   elements: str
 findings:
-  description: "What the checks found: severity, subject, wanted, found, fix."
+  description: "What the checks found: severity, subject, wanted, found, fix; reboot means nothing here."
   returned: always
   type: list
   elements: dict

@@ -23,7 +23,9 @@ CLOUDINIT = re.compile(r"cloudinit(\.\w+)?(,|$)")
 _UNITS = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "": 1 / 1024**3}
 
 # Keys that take effect on a running VM without a restart.
-LIVE_KEYS = frozenset({"name", "description", "tags", "onboot", "protection", "ciuser", "ciupgrade"})
+LIVE_KEYS = frozenset(
+    {"name", "description", "tags", "onboot", "protection", "ciuser", "ciupgrade", "sshkeys"}
+)
 
 
 @dataclass

@@ -197,6 +197,15 @@ def check_place(spec: VmSpec, facts: Facts, *, starts: bool, creates: bool) -> I
             )
     if creates:
         yield from _check_image(spec, facts)
+        avail = int(facts.storages.get(spec.storage, {}).get("avail", spec.disk_gib << 30)) >> 30
+        if avail < spec.disk_gib:
+            yield Finding(
+                "disk_gib",
+                f"{spec.disk_gib} GiB free on {spec.storage}",
+                f"{avail} GiB; a thin disk is made all the same and fails when the storage is full",
+                "lower disk_gib, or free space",
+                severity="warning",
+            )
 
 
 def _check_image(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
@@ -261,10 +270,17 @@ def check_devices(spec: VmSpec, facts: Facts, targets: Mapping[str, str]) -> Ite
             yield Finding(
                 "mappings", "one GPU each", f"{', '.join(sorted(names))} all mean {path}", "correct them"
             )
-    wanted = {item.slot for item in facts.pci if item.slot in by_path}
-    for item in facts.pci:
-        if item.slot in by_path and item.is_display:
-            yield from _check_group(spec, facts.pci, item, wanted)
+    mine = [item for item in facts.pci if item.slot in by_path and item.is_display]
+    outside = [item.address for item in mine if item.iommu_group < 0]
+    if outside:
+        yield Finding(
+            "iommu",
+            f"{', '.join(outside)} in an IOMMU group each",
+            "no group: the IOMMU is off",
+            "enable it in the firmware and the kernel (role pve_host), then reboot the node",
+        )
+    for item in mine:
+        yield from _check_group(spec, facts.pci, item, set(by_path))
     for use in facts.uses:
         yield from _check_use(spec, facts, use, targets)
 
@@ -273,6 +289,10 @@ def _check_mapping(spec: VmSpec, facts: Facts, name: str, targets: Mapping[str, 
     mapped = facts.mappings.get(name)
     if mapped is None and name not in targets:
         known = ", ".join(sorted(facts.mappings)) or "none visible to " + facts.caller
+        if spec.manage_mappings and facts.uses:
+            known += "; in use: " + ", ".join(
+                f"{use.device} by VM {use.vmid} ({use.name})" for use in facts.uses
+            )
         yield Finding(
             "mappings",
             f"a resource mapping {name}" + (", or a free GPU to make it for" if spec.manage_mappings else ""),
@@ -298,18 +318,10 @@ def _check_mapping(spec: VmSpec, facts: Facts, name: str, targets: Mapping[str, 
 
 
 def _check_group(spec: VmSpec, devices: list[Pci], gpu: Pci, wanted: set[str]) -> Iterator[Finding]:
-    if gpu.iommu_group < 0:
-        yield Finding(
-            "iommu",
-            f"{gpu.address} in an IOMMU group",
-            "no group: the IOMMU is off",
-            "enable it in the firmware and the kernel (role pve_host), then reboot the node",
-        )
-        return
     strangers = [
         item.address
         for item in devices
-        if item.iommu_group == gpu.iommu_group and not item.is_bridge and item.slot not in wanted
+        if item.iommu_group == gpu.iommu_group >= 0 and not item.is_bridge and item.slot not in wanted
     ]
     if strangers:
         yield Finding(

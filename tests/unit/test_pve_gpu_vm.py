@@ -162,6 +162,8 @@ def test_disk_options_are_mended_on_the_same_volume(vm: Vm) -> None:
         {"sshkeys": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ+made/up ops@example.com\n"},
         {"description": "managed-by: sglang-sm120 owner=team\n"},
         {"machine": "pc-q35-9.2"},
+        {"machine": "type=pc-q35-9.2"},
+        {"machine": "q35,viommu=intel"},
     ],
     ids=lambda spelling: str(next(iter(spelling.items()))),
 )
@@ -196,7 +198,9 @@ def test_restart_when_allowed_is_a_shutdown_and_a_start(vm: Vm) -> None:
 
 def test_live_change_needs_no_restart(vm: Vm) -> None:
     vm.ok()
-    answer = vm.ok(tags=["blackwell"], allow_restart=True)
+    key = {"sshkeys": [SSH_KEY, "ssh-ed25519 AAAA more"]}
+    assert [vm.ok(check=check, **key)["restart_required"] for check in (True, False)] == [False, False]
+    answer = vm.ok(tags=["blackwell"], allow_restart=True, **key)
     assert answer["writes_seen"] == [("PUT", CONFIG)]
     assert answer["restart_required"] is False
 

@@ -160,6 +160,19 @@ def test_mapping_that_no_longer_fits(vm: Vm) -> None:
     assert "iommugroup" in vm.refused("mappings")["msg"]
 
 
+def test_mapping_with_the_id_of_another_card(vm: Vm) -> None:
+    entry = vm.stub.state.mappings["gpu3"]["map"][0]
+    vm.stub.state.mappings["gpu3"]["map"] = [entry.replace("id=10de:2bb5", "id=10de:2bb1")]
+    assert "'id' does not match" in vm.refused("mappings")["msg"]
+
+
+def test_card_attached_raw_elsewhere_is_named_when_a_mapping_is_to_be_made(vm: Vm) -> None:
+    vm.stub.state.mappings.clear()
+    other(vm, 300, hostpci0="81:00")
+    vm.stub.permissions["/mapping/pci"] = {**vm.stub.permissions["/"], "Mapping.Modify": 1}
+    assert "0000:81:00 by VM 300" in vm.refused("mappings", manage_mappings=True)["msg"]
+
+
 def test_mapping_to_something_else_than_a_gpu(vm: Vm) -> None:
     vm.stub.state.mappings["gpu3"]["map"] = ["node=pve1,path=0000:13:01.0,id=1022:14ab,iommugroup=23"]
     vm.refused("mappings")
@@ -223,7 +236,7 @@ def test_iommu_off(vm: Vm) -> None:
         item["iommugroup"] = -1
     vm.stub.state.mappings.clear()
     vm.stub.permissions["/mapping/pci"] = {**vm.stub.permissions["/"], "Mapping.Modify": 1}
-    vm.refused("iommu", manage_mappings=True)
+    assert len(vm.refused("iommu", manage_mappings=True)["findings"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -262,6 +275,12 @@ def test_storage_and_image(vm: Vm) -> None:
     vm.refused("storage", storage="local")  # holds no disks of VMs
     vm.refused("image_volid", image_volid="local:import/none.qcow2")
     vm.refused("image_volid", image_volid=None)  # an empty disk starts nothing
+
+
+def test_storage_with_less_room_than_the_disk_may_be_thin(vm: Vm) -> None:
+    vm.stub.state.avail_gib = 100
+    answer = vm.ok(state="present", check=True)
+    assert [(item["subject"], item["severity"]) for item in answer["findings"]] == [("disk_gib", "warning")]
 
 
 def test_image_larger_than_the_disk(vm: Vm) -> None:
