@@ -102,7 +102,8 @@ options:
   efi_storage: {type: str, description: "Storage of the EFI variables; O(storage) by default."}
   cloudinit_storage: {type: str, description: "Storage of the cloud-init drive; O(storage) by default."}
   disk_gib: {type: int, default: 200, description: Size of the boot disk in GiB; grown only.}
-  image_volid: {type: str, description: "Cloud image to import, for example C(local:import/noble.qcow2)."}
+  image_volid:
+    {type: str, description: "Image to import, as C(local:import/noble.qcow2); needed to make a VM that is started."}
   image_url: {type: str, description: Where the node downloads the image when it is not there.}
   image_checksum: {type: str, description: "Its checksum, as C(sha256:HEX)."}
   secure_boot: {type: bool, default: false, description: Enroll Microsoft's keys when the EFI disk is made.}
@@ -138,7 +139,7 @@ EXAMPLES = r"""
     api_user: ansible@pve
     api_token_id: gpu
     api_token_secret_file: ~/.config/pve-token
-    ca_path: files/pve-root-ca.pem
+    ca_path: ~/.config/pve-root-ca.pem
     node: pve1
     vmid: 200
     name: llm1

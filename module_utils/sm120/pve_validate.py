@@ -248,7 +248,7 @@ def _family(
     network = address.network
     if network.num_addresses > 2 and address.ip == network.network_address:
         raise ValueError(f"{text} is the address of the network")
-    if gateway is not None:
+    if gateway is not None and network.num_addresses > 1:  # an address alone has its gateway elsewhere
         there = type(address.ip)(gateway)
         if there not in network and not there.is_link_local:
             raise ValueError(f"gateway {gateway} is not in {network}")

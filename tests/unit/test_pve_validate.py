@@ -77,6 +77,7 @@ NODE = {"cpus": "0-31", "memory_mib": 262144, "hostnodes": "0", "policy": "bind"
         ({"ipconfig": "ip=192.0.2.10/24,gw=192.0.3.1"}, ["ipconfig"]),
         ({"ipconfig": "ip=dhcp,gw=192.0.2.1"}, ["ipconfig"]),
         ({"ipconfig": "ip=192.0.2.10/31,gw=192.0.2.11"}, []),
+        ({"ipconfig": "ip=192.0.2.10/32,gw=198.51.100.1"}, []),
         ({"ipconfig": "ip6=2001:db8::10/64,gw6=fe80::1"}, []),
         ({"ciuser": "root;x y"}, ["ciuser"]),
         ({"bridge": "vm br,firewall=1"}, ["bridge"]),
