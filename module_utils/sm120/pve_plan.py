@@ -57,7 +57,8 @@ def read_privileges(spec: VmSpec, facts: Facts, *, asks_agent: bool) -> list[tup
     if spec.gpus and (spec.wants_vm or spec.manage_mappings):
         needed.append(("/", "Sys.Audit"))
     if asks_agent:
-        # Until Proxmox VE 8 one privilege let a caller speak to the agent; from 9 on this or more does.
+        # Up to Proxmox VE 8 one privilege was for all that the agent can do
+        # (https://pve.proxmox.com/wiki/Upgrade_from_8_to_9, https://pve.proxmox.com/pve-docs/chapter-pveum.html).
         names = ["VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted"]
         names = ["VM.Monitor"] if facts.version.startswith("8.") else names
         if not any(preflight.allowed(facts.permissions, f"/vms/{spec.vmid}", name) for name in names):

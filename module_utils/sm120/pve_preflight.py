@@ -253,7 +253,8 @@ def check_devices(spec: VmSpec, facts: Facts, targets: Mapping[str, str]) -> Ite
             f"{len(cards)} ({found})",
             "lower the number, correct gpu_ids, or look for a card that fell off (lspci -nn, dmesg)",
         )
-    for other in facts.unsettled:
+    running = facts.vm is not None and facts.vm.running  # then it has its GPUs, whatever others do
+    for other in () if running else facts.unsettled:
         yield Finding(
             "gpus",
             f"all VMs of {spec.node} made, to know their GPUs",

@@ -205,6 +205,10 @@ def test_vm_that_is_being_made_may_take_gpus(vm: Vm) -> None:
     """Its configuration shows none yet."""
     vm.stub.state.vms[300] = Machine({"lock": "create"})
     assert "VM 300" in vm.refused("gpus")["msg"]
+    lock = vm.stub.state.vms.pop(300)
+    vm.ok()
+    vm.stub.state.vms[300] = lock
+    assert vm.ok()["writes_seen"] == []  # ours has its own already
 
 
 def test_fewer_gpus_than_wanted(vm: Vm) -> None:
