@@ -180,8 +180,8 @@ def _newer_than_boot(root: Path, loaders: list[Loader]) -> bool:
     """Whether a file that a boot reads was changed since the last one; if not, another reboot changes nothing."""
     booted = re.search(r"^btime (\d+)", _text(root / "proc/stat"), re.MULTILINE)
     files = [root / loader.path[1:] for loader in loaders]
-    for folder in ("etc/default/grub.d", "etc/modprobe.d", "etc/modules-load.d"):
-        files += (root / folder).glob("*")
+    for pattern in ("etc/default/grub.d/*", "etc/mod*.d/*", "boot/initrd*", "boot/grub/grub.cfg"):
+        files += root.glob(pattern)
     return any(path.exists() and path.stat().st_mtime > int(booted[1] if booted else 0) for path in files)
 
 
