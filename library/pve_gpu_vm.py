@@ -102,7 +102,8 @@ options:
   efi_storage: {type: str, description: "Storage of the EFI variables; O(storage) by default."}
   cloudinit_storage: {type: str, description: "Storage of the cloud-init drive; O(storage) by default."}
   disk_gib: {type: int, default: 200, description: Size of the boot disk in GiB; grown only.}
-  image_volid: {type: str, description: "Cloud image to import, for example C(local:import/noble.qcow2)."}
+  image_volid:
+    {type: str, description: "Image to import, as C(local:import/noble.qcow2); needed to make a VM that is started."}
   image_url: {type: str, description: Where the node downloads the image when it is not there.}
   image_checksum: {type: str, description: "Its checksum, as C(sha256:HEX)."}
   secure_boot: {type: bool, default: false, description: Enroll Microsoft's keys when the EFI disk is made.}
@@ -138,7 +139,7 @@ EXAMPLES = r"""
     api_user: ansible@pve
     api_token_id: gpu
     api_token_secret_file: ~/.config/pve-token
-    ca_path: files/pve-root-ca.pem
+    ca_path: ~/.config/pve-root-ca.pem
     node: pve1
     vmid: 200
     name: llm1
@@ -188,7 +189,7 @@ root_delete:
   type: list
   elements: str
 findings:
-  description: "What the checks found: severity, subject, wanted, found, fix."
+  description: "What the checks found: severity, subject, wanted, found, fix; reboot means nothing here."
   returned: always
   type: list
   elements: dict
@@ -204,33 +205,59 @@ writes:
 """
 
 import os
+import re
+import traceback
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.pve_apply import Outcome, Refused, run
-from ansible.module_utils.sm120.pve_client import Auth, Client, PveError, Tls
+from ansible.module_utils.sm120.pve_client import Auth, Client, PveError, Tls, address_problem, pinned
 from ansible.module_utils.sm120.pve_spec import ARGUMENTS, VmSpec
+
+# A token goes into a header, a password into a form: neither may hold a line end, and it must not be shown.
+FORMS = {
+    "api_token_secret": ("printable ASCII without blanks", re.compile(r"[\x21-\x7e]*")),
+    "api_password": ("printable characters", re.compile(r"[^\x00-\x1f\x7f\ufffd]*")),
+    "api_user": ("printable ASCII without blanks", re.compile(r"[\x21-\x7e]*")),
+    "api_token_id": ("printable ASCII without blanks", re.compile(r"[\x21-\x7e]*")),
+}
+
+
+def _one_line(module: AnsibleModule, name: str, text: str) -> str:
+    """The text without blanks around it; refused, and not shown, when it is more than one line."""
+    text = text.strip()
+    form, pattern = FORMS[name]
+    good = pattern.match(text)
+    position = 0 if good is None else good.end()
+    if position < len(text):
+        what = "a line end" if text[position] in "\r\n" else "something else"
+        module.fail_json(
+            msg=f"{name}: wanted one line of {form}; found {len(text)} characters, {what} at position "
+            f"{position + 1}. Fix: give the value alone"
+        )
+    return text
 
 
 def _secret(module: AnsibleModule, name: str) -> str | None:
     """A secret given as text, by the file that holds it or by the environment; hidden from every output."""
-    secret = module.params[name] or ""
+    secret = (module.params[name] or "").strip()
     path = module.params[f"{name}_file"]
     if not secret and path:
         try:
-            secret = Path(path).read_text(encoding="utf-8").strip()
+            secret = Path(path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError as problem:
             module.fail_json(msg=f"{name}_file: {problem}")
-    secret = secret or os.environ.get(f"PVE_{name.upper()}", "")
+    secret = secret or os.environ.get(f"PVE_{name.upper()}", "").strip()
     if not secret:
         return None
     module.no_log_values.add(secret)
-    return str(secret)
+    return _one_line(module, name, secret)
 
 
 def _auth(module: AnsibleModule) -> Auth:
-    user, token = module.params["api_user"], module.params["api_token_id"] or None
+    user = _one_line(module, "api_user", module.params["api_user"])
+    token = _one_line(module, "api_token_id", module.params["api_token_id"] or "") or None
     needed = "api_password" if token is None else "api_token_secret"
     secret = _secret(module, needed)
     if secret is None:
@@ -258,25 +285,32 @@ def _answer(outcome: Outcome, client: Client) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+def _client(module: AnsibleModule) -> Client:
     params = module.params
-    tls = Tls(params["validate_certs"], params["ca_path"], params["fingerprint"] or None)
+    wrong = address_problem(params["api_host"], params["api_port"], params["request_timeout_seconds"])
+    if wrong:
+        module.fail_json(msg=wrong)
+    auth = _auth(module)
     try:
-        spec = VmSpec.from_params(params)
-        auth = _auth(module)
+        tls = Tls(params["validate_certs"], params["ca_path"], pinned(params["fingerprint"]))
         client = Client(params["api_host"], params["api_port"], auth, tls, params["request_timeout_seconds"])
     except OSError as problem:  # the CA file
         module.fail_json(msg=f"ca_path {params['ca_path']}: {problem}")
-    if not params["validate_certs"] and tls.pinned is None:
+    except ValueError as problem:
+        module.fail_json(msg=f"fingerprint: {problem}")
+    if not params["validate_certs"] and tls.fingerprint is None:
         module.warn("The API's certificate is not verified: give ca_path or fingerprint instead.")
+    return client
+
+
+def _run(module: AnsibleModule) -> None:
+    client = _client(module)
     try:
         outcome = run(
             client,
-            spec,
+            VmSpec.from_params(module.params),
             check_mode=module.check_mode,
-            address_timeout_seconds=params["address_timeout_seconds"],
+            address_timeout_seconds=module.params["address_timeout_seconds"],
         )
     except Refused as refused:
         found = [item.as_dict() for item in refused.findings]
@@ -289,6 +323,19 @@ def main() -> None:
     if module._diff:
         answer["diff"] = {"before": outcome.before, "after": outcome.after}
     module.exit_json(**answer)
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    try:
+        _run(module)
+    except Exception as problem:  # its text may quote a header, so only its kind and place are told
+        place = traceback.extract_tb(problem.__traceback__)[-1]
+        module.fail_json(
+            msg=f"{type(problem).__name__} in {place.name}, {Path(place.filename).name}:{place.lineno}: "
+            "an error of this module, please report it; run it again to go on"
+        )
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def main() -> None:
     except (OSError, ValueError, KeyError) as problem:
         module.fail_json(
             msg=f"wanted {path} readable, and its record in {params['record_dir']} whole; "
-            f"found {type(problem).__name__}: {problem}. Fix: look at both; nothing was changed"
+            f"found {problem} ({type(problem).__name__}). Fix: look at both; nothing was changed"
         )
     answer = {
         "changed": changed,

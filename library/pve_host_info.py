@@ -62,6 +62,15 @@ intel_iommu_needed:
   description: Whether the kernel needs intel_iommu=on (Intel, Linux before 6.8).
   returned: always
   type: bool
+boot_lines:
+  description: "What the boot loaders' files give the next kernel: where, parameters, editable, problem."
+  returned: always
+  type: list
+  elements: dict
+newer_than_boot:
+  description: Whether a file that a boot reads was changed since the last one.
+  returned: always
+  type: bool
 reboot_required:
   description: Whether something found with O(after) is what a reboot would mend.
   returned: always
@@ -72,7 +81,7 @@ grub_overrides:
   type: list
   elements: str
 findings:
-  description: "What is wrong: severity, subject, wanted, found, fix."
+  description: "What is wrong: severity, subject, wanted, found, fix, reboot (whether one would mend it)."
   returned: always
   type: list
   elements: dict
@@ -123,7 +132,7 @@ def main() -> None:
         changed=False,
         findings=[item.as_dict() for item in found],
         problem=render(errors(found)),
-        reboot_required=any("reboot" in item.fix for item in found),
+        reboot_required=any(item.reboot for item in found),
         **seen,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from .pve_client import Client, PveError, TaskFailed
 from .pve_facts import Facts, collect, collect_cluster, reread, running_tasks
 from .pve_finding import Finding, errors, render
-from .pve_plan import Plan, make_plan, read_privileges
+from .pve_plan import Plan, Step, make_plan, read_privileges
 from .pve_preflight import check_cluster, check_privileges
 from .pve_spec import VmSpec
 from .pve_validate import static_address, validate
@@ -45,12 +45,14 @@ class Outcome:
     vm: dict[str, Any] = field(default_factory=dict)
 
 
-def _read(client: Client, spec: VmSpec) -> Facts:
-    facts = collect_cluster(client, is_root=client.auth.is_root, caller=client.auth.label)
-    findings = [*check_cluster(spec, facts), *check_privileges(facts, read_privileges(spec))]
+def _read(client: Client, spec: VmSpec, *, asks_agent: bool) -> Facts:
+    auth = client.auth
+    facts = collect_cluster(client, is_root=auth.is_root, caller=auth.label, user=auth.user)
+    needed = read_privileges(spec, facts, asks_agent=asks_agent)
+    findings = [*check_cluster(spec, facts), *check_privileges(facts, needed)]
     if findings:
         raise Refused(findings)
-    for upid in running_tasks(client, spec):
+    for upid in running_tasks(client, spec, facts):
         # Left by a run that lost its connection: what it ends with shows in what is read next.
         with suppress(TaskFailed):
             client.wait(upid, spec.task_timeout_seconds)
@@ -58,17 +60,11 @@ def _read(client: Client, spec: VmSpec) -> Facts:
     return facts
 
 
-def _carry_out(client: Client, plan: Plan) -> None:
-    for step in plan.steps:
+def _carry_out(client: Client, steps: list[Step]) -> None:
+    for step in steps:
         answer = client.request(step.method, step.path, step.params or None)
         if step.wait_seconds is not None and isinstance(answer, str) and answer.startswith("UPID:"):
             client.wait(answer, step.wait_seconds)
-
-
-def _config_part(plan: Plan) -> Plan:
-    """Without the power steps: those are planned when the configuration is what it should be."""
-    steps = [step for step in plan.steps if "/status/" not in step.path]
-    return Plan(steps=steps, before=plan.before, after=plan.after)
 
 
 def _merge(outcome: Outcome, plan: Plan) -> None:
@@ -82,7 +78,13 @@ def run(client: Client, spec: VmSpec, *, check_mode: bool, address_timeout_secon
     problems = validate(spec)
     if problems:
         raise Refused(problems)
-    facts = _read(client, spec)
+    asks_agent = (
+        address_timeout_seconds > 0
+        and spec.state == "started"
+        and spec.agent
+        and static_address(spec.ipconfig) is None
+    )
+    facts = _read(client, spec, asks_agent=asks_agent)
     outcome = Outcome(created=spec.wants_vm and facts.vm is None)
     for _ in range(MAX_ROUNDS):
         plan = make_plan(spec, facts)
@@ -93,8 +95,9 @@ def run(client: Client, spec: VmSpec, *, check_mode: bool, address_timeout_secon
         _merge(outcome, plan)
         if check_mode or not plan.steps:
             break
-        _carry_out(client, _config_part(plan) if plan.again else plan)
-        if not plan.again:
+        _carry_out(client, plan.steps if plan.first is None else plan.first)
+        facts.created = outcome.created
+        if plan.first is None:
             reread(client, spec, facts)
             break
         collect(client, spec, facts)
@@ -105,7 +108,7 @@ def run(client: Client, spec: VmSpec, *, check_mode: bool, address_timeout_secon
                 f"the VM's configuration does not settle; still to do after {MAX_ROUNDS} rounds: {left}"
             )
     _finish(client, spec, facts, plan, outcome, check_mode=check_mode)
-    if not check_mode and address_timeout_seconds > 0 and facts.vm is not None and facts.vm.running:
+    if asks_agent and not check_mode and facts.vm is not None and facts.vm.running:
         outcome.vm["address"] = _address(client, spec, address_timeout_seconds)
     return outcome
 
@@ -130,19 +133,19 @@ def _finish(
 
 
 def _address(client: Client, spec: VmSpec, timeout_seconds: float) -> str | None:
-    """The fixed address, or the first one that the guest agent tells."""
-    fixed = static_address(spec.ipconfig)
-    if fixed is not None or not spec.agent:
-        return fixed
+    """The first address that the guest agent tells."""
     deadline = time.monotonic() + timeout_seconds
     path = f"/nodes/{spec.node}/qemu/{spec.vmid}/agent/network-get-interfaces"
     while True:
-        with suppress(PveError):  # 500 until the agent answers
+        try:
             for interface in (client.get(path) or {}).get("result") or []:
                 for item in interface.get("ip-addresses") or []:
                     text = str(item.get("ip-address", ""))
                     if interface.get("name") != "lo" and text and not text.startswith(("fe80:", "127.")):
                         return text
+        except PveError as problem:  # 500 until the agent answers
+            if problem.status in {401, 403, 501}:
+                raise
         if time.monotonic() > deadline:
             return None
         time.sleep(ADDRESS_POLL_SECONDS)

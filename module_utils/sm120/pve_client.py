@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-__all__ = ["Auth", "Client", "PveError", "TaskFailed", "Tls", "Unreachable"]
+__all__ = ["Auth", "Client", "PveError", "TaskFailed", "Tls", "Unreachable", "address_problem", "pinned"]
 
 ROOT_USER = "root@pam"
 POLL_FIRST_SECONDS = 0.1
 POLL_MOST_SECONDS = 2.0
 LOST_CONNECTION_SECONDS = 60.0
 LOG_TAIL_LINES = 20
+TICKET = "/access/ticket"
+TRUST = (
+    "Give ca_path (/etc/pve/pve-root-ca.pem of the cluster) or fingerprint (pvenode cert info on the node)"
+)
+MAYBE_DONE = "It may have been carried out all the same: run it again, what is there is read first"
 # pveproxy's own codes for a node it cannot reach, beside the usual ones of proxies.
 TRANSIENT = frozenset({502, 503, 504, 595, 596, 599})
 
@@ -78,18 +83,38 @@ class Auth:
         return self.full_token_id if self.token_id is not None else self.user
 
 
+def pinned(text: str | None) -> str | None:
+    """A SHA-256 as bare hex; colons and what openssl writes before the ``=`` may be there."""
+    if not text:
+        return None
+    digest = text.rpartition("=")[2].replace(":", "").strip().lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError("wanted the SHA-256 of the certificate, 32 pairs of hex digits (pvenode cert info)")
+    return digest
+
+
+def address_problem(host: str, port: int, timeout_seconds: float) -> str:
+    """What is wrong with where the API is said to be; empty when nothing is."""
+    scheme = re.fullmatch(r"(?:\w+://)?([^/:\s]+)(?::(\d+))?(?:/.*)?", host.strip())
+    if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?\]?", host):
+        fix = "give a name or an address"
+        if scheme is not None:
+            fix = f"api_host: {scheme[1]}" + (f", api_port: {scheme[2]}" if scheme[2] else "")
+        return f"api_host: wanted a name or an address without scheme and port; found {host!r}. Fix: {fix}"
+    if not 1 <= port <= 65535:
+        return f"api_port: wanted 1 to 65535; found {port}. Fix: 8006 is Proxmox's"
+    if timeout_seconds < 1:
+        return f"request_timeout_seconds: wanted 1 or more; found {timeout_seconds}. Fix: 30 is the default"
+    return ""
+
+
 @dataclass(frozen=True)
 class Tls:
     """How the server proves who it is."""
 
     verify: bool = True
     ca_path: str | None = None
-    fingerprint: str | None = None
-
-    @property
-    def pinned(self) -> str | None:
-        """The SHA-256 of the certificate as bare hex."""
-        return None if self.fingerprint is None else re.sub(r"[^0-9a-f]", "", self.fingerprint.lower())
+    fingerprint: str | None = None  # as pinned() gives it
 
     def context(self) -> ssl.SSLContext:
         """The SSL context; a pinned fingerprint takes the place of the chain."""
@@ -97,7 +122,7 @@ class Tls:
         if self.ca_path is not None:
             # Proxmox's own CA has extensions that the strict mode of Python 3.13 refuses.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        if self.pinned is not None or not self.verify:
+        if self.fingerprint is not None or not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
@@ -116,7 +141,7 @@ class _Connection(http.client.HTTPSConnection):
         found = hashlib.sha256(certificate).hexdigest()
         if found != self.pinned:
             self.close()
-            raise ssl.SSLCertVerificationError(f"certificate's SHA-256 is {found}, wanted {self.pinned}")
+            raise Unreachable(f"its certificate's SHA-256 is {found}, wanted {self.pinned}")
 
 
 class Client:
@@ -140,7 +165,7 @@ class Client:
             }
             return self._headers
         body = urlencode({"username": self.auth.user, "password": self.auth.password or ""})
-        answer = self._exchange("POST", "/access/ticket", body, {})
+        answer = self._exchange("POST", TICKET, body, {}) or {}
         if answer.get("NeedTFA"):
             raise PveError(
                 f"{self.auth.user} has a second factor, which an unattended run cannot give; use a token"
@@ -150,44 +175,58 @@ class Client:
         return self._headers
 
     def _exchange(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Any:
-        connection = _Connection(self.host, self.port, timeout=self._timeout, context=self._context)
-        connection.pinned = self._tls.pinned
         sent = {"Accept": "application/json", **headers}
         if body is not None:
             sent["Content-Type"] = "application/x-www-form-urlencoded"
         where = f"{method} {path.partition('?')[0]} at {self.host}:{self.port}"
+        connection: _Connection | None = None
         try:
+            connection = _Connection(self.host, self.port, timeout=self._timeout, context=self._context)
+            connection.pinned = self._tls.fingerprint
             connection.request(method, f"/api2/json{path}", body=body, headers=sent)
             response = connection.getresponse()
             raw = response.read()
+        except Unreachable as problem:
+            raise Unreachable(f"{where}: {problem}. {TRUST}") from None
         except ssl.SSLCertVerificationError as problem:
-            reason = getattr(problem, "verify_message", "") or str(problem)
             raise Unreachable(
-                f"{where}: the certificate is not trusted ({reason}). "
-                "Give ca_path (/etc/pve/pve-root-ca.pem of the cluster) or fingerprint "
-                "(pvenode cert info on the node)"
+                f"{where}: the certificate is not trusted ({problem.verify_message}). {TRUST}"
             ) from None
         except (OSError, http.client.HTTPException) as problem:
-            raise Unreachable(f"{where}: no answer ({type(problem).__name__}: {problem})") from None
+            done = "" if method == "GET" or path == TICKET else f". {MAYBE_DONE}"
+            raise Unreachable(f"{where}: no answer ({type(problem).__name__}: {problem}){done}") from None
+        except ValueError as problem:  # its text quotes the header, which holds the secret
+            raise PveError(f"{where}: the request cannot be written ({type(problem).__name__})") from None
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
         return self._decode(where, response.status, response.reason, raw)
 
     def _decode(self, where: str, status: int, reason: str, raw: bytes) -> Any:
         try:
-            answer = json.loads(raw) if raw else {}
+            answer = json.loads(raw)
         except ValueError:
-            answer = {}
+            answer = None
+        if 200 <= status < 300:
+            if isinstance(answer, dict) and "data" in answer:
+                return answer["data"]
+            raise PveError(
+                f"{where}: {status}, but that is no answer of a Proxmox API: check api_host and api_port"
+            )
         if not isinstance(answer, dict):
             answer = {}
-        if 200 <= status < 300:
-            return answer.get("data")
         text = str(answer.get("message") or reason or "").strip()
         details = answer.get("errors")
         if isinstance(details, dict):
             text += "".join(f"; {key}: {str(value).strip()}" for key, value in sorted(details.items()))
         if status == 401:
             text += f" (as {self.auth.label}: check the secret, and that the user or token still exists)"
+        elif "detected modified configuration" in text:
+            text += ". Someone else changed the VM meanwhile: run it again"
+        elif status >= 500 and status != 501:
+            text += (
+                ". See the node's task log and journal (pvedaemon, pveproxy); if it was passing, run it again"
+            )
         raise PveError(f"{where}: {status} {text}", status=status)
 
     def request(self, method: str, path: str, params: Params | None = None) -> Any:

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from .pve_finding import Finding
 
-__all__ = ["Merge", "check_parameters", "edit", "line_of", "merge", "split", "unmerge"]
+__all__ = ["Merge", "assignments", "check_parameters", "edit", "line_of", "merge", "split", "unmerge"]
 
 GRUB_KEY = "GRUB_CMDLINE_LINUX_DEFAULT"
 _VALUE = r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s#]*)"""
 _GRUB_LINE = re.compile(
     rf"^(?P<head>[ \t]*(?:export[ \t]+)?{GRUB_KEY}=){_VALUE}(?P<tail>[ \t]*(?:#.*)?)$", re.MULTILINE
+)
+
+_ASSIGNED = re.compile(
+    rf"^[ \t]*(?:export[ \t]+)?(?P<key>GRUB_CMDLINE_LINUX(?:_DEFAULT)?)\+?={_VALUE}", re.MULTILINE
 )
 
 # Parameters that may stand several times; of all others the wanted value takes the place of another.
@@ -112,12 +116,19 @@ def unmerge(line: str, added: Iterable[str], removed: Sequence[str]) -> str:
 
 
 def check_parameters(
-    parameters: Iterable[str], where: str, removable: Iterable[str] = (), *, wanted: bool = False
+    parameters: Iterable[str],
+    where: str,
+    removable: Iterable[str] = (),
+    *,
+    wanted: bool = False,
+    by_hand: bool = False,
 ) -> list[Finding]:
     """Values that turn the IOMMU off, and values that do not exist.
 
-    The kernel ignores the latter, so they are a warning where found and an error where asked for.
+    The kernel ignores the latter, so they are a warning where found and an error where asked for (``wanted``).
+    ``by_hand``: nothing of ours changes the place where they are.
     """
+    by_hand = by_hand or wanted
     findings: list[Finding] = []
     ignored = set(removable)
     for parameter in parameters:
@@ -125,7 +136,7 @@ def check_parameters(
         known = _KNOWN_VALUES.get(_key(name))
         if known is None or parameter in ignored:
             continue
-        fix = f"take {parameter} out of it" if wanted else f"pve_host_cmdline_remove: ['{parameter}']"
+        fix = f"take {parameter} out of it" if by_hand else f"pve_host_cmdline_remove: ['{parameter}']"
         for value in text.split(","):
             if value == "off":
                 findings.append(
@@ -156,11 +167,34 @@ def _quoted(value: str) -> tuple[str, str]:
     return "", value
 
 
+def assignments(text: str) -> dict[str, tuple[int, list[str]]]:
+    """What a file of GRUB's adds to the kernel's parameters: key -> (number of its last line, parameters)."""
+    return {
+        match["key"]: (text.count("\n", 0, match.start()) + 1, split(_quoted(match["value"])[1]))
+        for match in _ASSIGNED.finditer(text)
+    }
+
+
+def _grub_lines(text: str) -> list[re.Match[str]]:
+    """GRUB's assignments of our line; one that cannot be edited in place is an error, for a second one beside it
+    would take away what a user has there."""
+    matches = list(_GRUB_LINE.finditer(text))
+    edited = {match.start() for match in matches}
+    for match in re.finditer(rf"^[ \t]*(?:export[ \t]+)?{GRUB_KEY}\+?=.*", text, re.MULTILINE):
+        if match.start() not in edited:
+            number = text.count("\n", 0, match.start()) + 1
+            raise ValueError(
+                f"line {number} is not one plain assignment ({match[0].strip()!r}): write it as "
+                f'{GRUB_KEY}="..." on one line, with Unix line ends'
+            )
+    return matches
+
+
 def line_of(text: str, kind: str) -> str:
     """The command line that a file holds; ``kind`` is grub or plain."""
     if kind == "plain":
         return " ".join(text.split("\n")).strip()
-    matches = list(_GRUB_LINE.finditer(text))
+    matches = _grub_lines(text)
     return _quoted(matches[-1]["value"])[1] if matches else ""
 
 
@@ -168,7 +202,7 @@ def edit(text: str, kind: str, line: str) -> str:
     """The file's text with another command line; nothing else in it changes."""
     if kind == "plain":
         return line + "\n"
-    matches = list(_GRUB_LINE.finditer(text))
+    matches = _grub_lines(text)
     if not matches:
         return f'{text}{"" if not text or text.endswith(chr(10)) else chr(10)}{GRUB_KEY}="{line}"\n'
     last = matches[-1]  # the shell's last assignment wins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +17,15 @@ __all__ = ["LIVE_KEYS", "Changes", "conflicts", "diff_config", "disk_gib", "read
 
 # Keys of ours that are removed when the request does not have them.
 _REMOVABLE = re.compile(r"hostpci\d+|numa\d+|hugepages|affinity|args|nameserver|searchdomain|sshkeys")
+_DISK = re.compile(r"(scsi|virtio|sata|ide)\d+|unused\d+|boot")
+# A cloud-init drive, wherever someone moved it to.
+CLOUDINIT = re.compile(r"cloudinit(\.\w+)?(,|$)")
 _UNITS = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "": 1 / 1024**3}
 
 # Keys that take effect on a running VM without a restart.
-LIVE_KEYS = frozenset({"name", "description", "tags", "onboot", "protection", "ciuser", "ciupgrade"})
+LIVE_KEYS = frozenset(
+    {"name", "description", "tags", "onboot", "protection", "ciuser", "ciupgrade", "sshkeys"}
+)
 
 
 @dataclass
@@ -71,9 +77,10 @@ def _merged_net(wanted: str, found: str | None) -> str:
 
 
 def _volume_changes(spec: VmSpec, found: Mapping[str, Any], changes: Changes) -> None:
-    """Missing volumes are made; of an existing boot disk only the options are compared."""
+    """Missing volumes other than the boot disk are made; of that only the options are compared."""
     for key, value in create_volumes(spec).items():
-        if key not in found:
+        elsewhere = key == "ide2" and any(CLOUDINIT.search(str(text)) for text in found.values())
+        if key != BOOT_DISK and key not in found and not elsewhere:
             changes.set[key] = value
             changes.after[key] = value
     if BOOT_DISK not in found:
@@ -115,17 +122,21 @@ def diff_config(spec: VmSpec, found: Mapping[str, Any] | None) -> Changes:
     return changes
 
 
-def conflicts(spec: VmSpec, found: Mapping[str, Any]) -> list[Finding]:
-    """Differences that could only be mended by making a disk anew, which is never done."""
+def conflicts(spec: VmSpec, found: Mapping[str, Any], *, created: bool = False) -> list[Finding]:
+    """Differences that could only be mended by making a disk anew, which is never done.
+
+    ``created``: by this run, so that it is too late to refuse an image that turned out larger than the disk.
+    """
     findings: list[Finding] = []
-    unused = sorted(key for key in found if re.fullmatch(r"unused\d+", key))
-    if BOOT_DISK not in found and unused:
+    if BOOT_DISK not in found:
+        disks = ", ".join(f"{key}: {found[key]}" for key in sorted(found) if _DISK.fullmatch(key))
         findings.append(
             Finding(
                 BOOT_DISK,
-                "the VM's boot disk attached",
-                f"no {BOOT_DISK}, but detached {', '.join(f'{key}={found[key]}' for key in unused)}",
-                f"qm set {spec.vmid} --{BOOT_DISK} VOLUME, or remove the detached disk if it is not wanted",
+                f"the VM's boot disk at {BOOT_DISK}; a second one is never made",
+                disks or "no disk at all",
+                f"attach the disk there and boot from it: qm set {spec.vmid} --{BOOT_DISK} VOLUME "
+                f"--boot order={BOOT_DISK}; or destroy the VM and make it anew",
             )
         )
     if BOOT_DISK in found:
@@ -146,7 +157,8 @@ def conflicts(spec: VmSpec, found: Mapping[str, Any]) -> list[Finding]:
                     "disk_gib",
                     f"{spec.disk_gib} GiB",
                     f"{disk_gib(disk):g} GiB, and disks are never shrunk",
-                    f"set disk_gib to {disk_gib(disk):g} or more",
+                    f"set disk_gib to {math.ceil(disk_gib(disk))} or more",
+                    severity="warning" if created else "error",
                 )
             )
     if "efidisk0" in found:

@@ -99,7 +99,8 @@ class Facts:
 
     version: str = ""
     is_root: bool = False
-    caller: str = ""
+    caller: str = ""  # user or token, as messages name it
+    user: str = ""
     permissions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     nodes: Mapping[str, str] = field(default_factory=dict)
     node_cpus: int = 0
@@ -112,7 +113,10 @@ class Facts:
     mappings: dict[str, Mapped] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     storages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    images: tuple[str, ...] = ()
+    images: Mapping[str, int] = field(default_factory=dict)  # volume -> bytes of the file, 0 when not told
+    tasks: tuple[str, ...] = ()  # at work on our VM and not waited for, as "type UPID"
+    unsettled: tuple[str, ...] = ()  # other VMs of the node that are being made: their GPUs are not known yet
+    created: bool = False  # by this run
 
     def resource(self, vmid: int) -> dict[str, Any] | None:
         """The cluster's entry of a VMID."""
@@ -155,25 +159,38 @@ def _mapping(item: Mapping[str, Any], node: str) -> Mapped:
     )
 
 
-def _uses(client: Reader, spec: VmSpec, resources: list[dict[str, Any]]) -> list[Use]:
-    """Devices that other VMs of our node have; a template runs nothing, so it uses nothing."""
-    found: list[Use] = []
-    for item in resources:
-        vmid = int(item.get("vmid", 0))
+def _devices_of(value: str) -> list[str]:
+    """What one hostpci value attaches: ``mapping=NAME`` or PCI addresses."""
+    parts = properties("hostpci0", value)
+    devices = [f"mapping={parts['mapping']}"] if "mapping" in parts else []
+    return devices + (parts["host"].split(";") if "host" in parts else [])
+
+
+def _uses(client: Reader, spec: VmSpec, facts: Facts) -> None:
+    """Devices that other VMs of our node have; a template runs nothing, so it uses nothing.
+
+    A running VM holds what its configuration had at its start and will hold what is pending: both count.
+    """
+    facts.uses, unsettled = [], []
+    for item in facts.resources:
+        vmid, name = int(item.get("vmid", 0)), str(item.get("name", ""))
         here = item.get("type") == "qemu" and item.get("node") == spec.node
         if not here or vmid == spec.vmid or item.get("template"):
             continue
-        config = client.get(f"/nodes/{item['node']}/qemu/{vmid}/config") or {}
-        for key, value in sorted(config.items()):
-            if not re.fullmatch(r"hostpci\d+", key):
-                continue
-            parts = properties(key, str(value))
-            devices = [f"mapping={parts['mapping']}"] if "mapping" in parts else []
-            if "host" in parts:
-                devices += parts["host"].split(";")
-            name, status = str(item.get("name", "")), str(item.get("status", ""))
-            found += [Use(vmid, name, status, device) for device in devices]
-    return found
+        entries = client.get(f"/nodes/{item['node']}/qemu/{vmid}/pending") or []
+        values = {str(entry["key"]): entry for entry in entries}
+        if "create" in (item.get("lock"), values.get("lock", {}).get("value")):
+            unsettled.append(f"{vmid} {name}".strip())
+        held = {
+            device: None
+            for key in sorted(values)
+            if re.fullmatch(r"hostpci\d+", key)
+            for state in ("value", "pending")
+            if values[key].get(state)
+            for device in _devices_of(str(values[key][state]))
+        }
+        facts.uses += [Use(vmid, name, str(item.get("status", "")), device) for device in held]
+    facts.unsettled = tuple(unsettled)
 
 
 def _vm(client: Reader, spec: VmSpec) -> Vm:
@@ -215,7 +232,7 @@ def _devices(client: Reader, spec: VmSpec, facts: Facts) -> None:
     facts.pci = [_pci(item) for item in client.get(f"{node}/hardware/pci", {"pci-class-blacklist": ""}) or []]
     mappings = client.get("/cluster/mapping/pci", {"check-node": spec.node}) or []
     facts.mappings = {str(item["id"]): _mapping(item, spec.node) for item in mappings}
-    facts.uses = _uses(client, spec, facts.resources)
+    _uses(client, spec, facts)
 
 
 def _place(client: Reader, spec: VmSpec, facts: Facts) -> None:
@@ -233,27 +250,28 @@ def _place(client: Reader, spec: VmSpec, facts: Facts) -> None:
         if storage in facts.storages:
             params = {"content": "import"} if content == "import" else {}
             items = client.get(f"{node}/storage/{storage}/content", params) or []
-            facts.images = tuple(str(item["volid"]) for item in items)
+            facts.images = {str(item["volid"]): int(item.get("size") or 0) for item in items}
 
 
-def running_tasks(client: Reader, spec: VmSpec) -> list[str]:
-    """Tasks that change our VM, for example those of a run whose connection broke.
+def running_tasks(client: Reader, spec: VmSpec, facts: Facts) -> list[str]:
+    """Tasks that change our VM, for example those of a run whose connection broke: to be waited for.
 
-    Not all that are active: an open console is one too, and a backup shows as a lock.
+    Not all that are active: an open console is one too, and a backup shows as a lock. Those are kept to be named.
     """
     items = client.get(f"/nodes/{spec.node}/tasks", {"vmid": spec.vmid, "source": "active"}) or []
-    return [
-        str(item["upid"])
+    active = {
+        str(item["upid"]): str(item.get("type"))
         for item in items
-        if str(item.get("id")) == str(spec.vmid)
-        and not item.get("endtime")
-        and re.match(r"qm|resize$", str(item.get("type")))
-    ]
+        if str(item.get("id")) == str(spec.vmid) and not item.get("endtime")
+    }
+    ours = [upid for upid, kind in active.items() if re.match(r"qm|resize$", kind)]
+    facts.tasks = tuple(f"{kind} {upid}" for upid, kind in active.items() if upid not in ours)
+    return ours
 
 
-def collect_cluster(client: Reader, *, is_root: bool, caller: str) -> Facts:
+def collect_cluster(client: Reader, *, is_root: bool, caller: str, user: str) -> Facts:
     """Who we are to the cluster, and which nodes it has: readable by everyone who can log in."""
-    facts = Facts(is_root=is_root, caller=caller)
+    facts = Facts(is_root=is_root, caller=caller, user=user)
     facts.version = str((client.get("/version") or {}).get("version", ""))
     facts.nodes = {str(item["node"]): str(item.get("status", "")) for item in client.get("/nodes") or []}
     facts.permissions = client.get("/access/permissions") or {}

@@ -17,8 +17,9 @@ class Finding:
     found: str
     fix: str
     severity: str = "error"
+    reboot: bool = False  # whether a reboot would mend it
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str | bool]:
         """The form in which modules return it."""
         return asdict(self)
 

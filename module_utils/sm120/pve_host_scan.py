@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .pve_cmdline import GRUB_KEY, check_parameters, split
+from .pve_cmdline import GRUB_KEY, assignments, check_parameters, line_of, split
 from .pve_finding import Finding
 
 __all__ = ["HostGpu", "Loader", "boot_loaders", "findings", "gpus", "scan"]
@@ -154,10 +154,44 @@ def _listed_modules(root: Path) -> dict[str, list[str]]:
     }
 
 
+def _boot_lines(root: Path, loaders: list[Loader]) -> list[dict[str, Any]]:
+    """What each loader's files add to the next kernel's parameters, and what of it cannot be edited in place."""
+    found = []
+    for loader in loaders:
+        path = root / loader.path[1:]
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        problem = ""
+        try:
+            ours = split(line_of(text, loader.kind))
+        except ValueError as unreadable:
+            ours, problem = [], str(unreadable)
+        found.append({"where": loader.path, "parameters": ours, "editable": True, "problem": problem})
+        if loader.kind != "grub":
+            continue
+        for other in [path, *sorted((root / "etc/default/grub.d").glob("*.cfg"))]:
+            for key, (number, parameters) in assignments(_text(other)).items():
+                if other != path or key != GRUB_KEY:
+                    where = f"{key}, line {number} of /{other.relative_to(root)}"
+                    found.append({"where": where, "parameters": parameters, "editable": False, "problem": ""})
+    return found
+
+
+def _newer_than_boot(root: Path, loaders: list[Loader]) -> bool:
+    """Whether a file that a boot reads was changed since the last one; if not, another reboot changes nothing."""
+    booted = re.search(r"^btime (\d+)", _text(root / "proc/stat"), re.MULTILINE)
+    files = [root / loader.path[1:] for loader in loaders]
+    for pattern in ("etc/default/grub.d/*", "etc/mod*.d/*", "boot/initrd*", "boot/grub/grub.cfg"):
+        files += root.glob(pattern)
+    return any(path.exists() and path.stat().st_mtime > int(booted[1] if booted else 0) for path in files)
+
+
 def scan(root: Path, ids: Iterable[str], status: str) -> dict[str, Any]:
     """Everything the role needs to know."""
+    loaders = boot_loaders(root, status)
     return {
-        "loaders": [asdict(item) for item in boot_loaders(root, status)],
+        "loaders": [asdict(item) for item in loaders],
+        "boot_lines": _boot_lines(root, loaders),
+        "newer_than_boot": _newer_than_boot(root, loaders),
         "parameters": split(_text(root / "proc/cmdline")),
         "gpus": [asdict(item) for item in gpus(root, ids)],
         "phys_bits": _phys_bits(root),
@@ -181,7 +215,14 @@ def findings(
     after: bool = False,
 ) -> list[Finding]:
     """What is wrong; with ``after`` also what the kernel that runs has not taken up."""
-    found = check_parameters(seen["parameters"], "/proc/cmdline", removable if not after else ())
+    found = []
+    for line in seen["boot_lines"]:
+        ignored, by_hand = (removable, False) if line["editable"] else ((), True)
+        found += check_parameters(line["parameters"], line["where"], ignored, by_hand=by_hand)
+        if line["problem"]:
+            wanted = "a command line that can be edited in place"
+            found.append(Finding(line["where"], wanted, line["problem"], "edit it by hand"))
+    found += _only_running(seen, () if after else removable)
     cards = [HostGpu(**{**item, "strangers": tuple(item["strangers"])}) for item in seen["gpus"]]
     if len(cards) < count:
         addresses = ", ".join(card.address for card in cards) or "none"
@@ -236,9 +277,25 @@ def findings(
     return [*found, *(_after(seen, cards, active) if after else [])]
 
 
+def _coming(seen: dict[str, Any]) -> set[str]:
+    return {item for line in seen["boot_lines"] for item in line["parameters"]}
+
+
+def _only_running(seen: dict[str, Any], removable: Iterable[str]) -> list[Finding]:
+    """Bad parameters of the kernel that runs which none of the files has."""
+    fix = "reboot; if that is done, another loader boots: proxmox-boot-tool status, efibootmgr"
+    return [
+        replace(item, fix=fix, reboot=bool(seen["newer_than_boot"]))
+        for item in check_parameters(seen["parameters"], "/proc/cmdline", {*removable, *_coming(seen)})
+    ]
+
+
 def _after(seen: dict[str, Any], cards: list[HostGpu], active: Iterable[str]) -> list[Finding]:
-    found = []
+    """What the kernel that runs has not taken up; a reboot mends what was changed since the last one."""
     missing = [item for item in active if item not in seen["parameters"]]
+    newer = bool(seen["newer_than_boot"])
+    stale = newer and bool(_only_running(seen, ()) or set(missing) & _coming(seen))
+    found = []
     if missing:
         found.append(
             Finding(
@@ -246,12 +303,13 @@ def _after(seen: dict[str, Any], cards: list[HostGpu], active: Iterable[str]) ->
                 f"{' '.join(missing)} in the kernel that runs",
                 " ".join(seen["parameters"]),
                 "reboot; if that is done, see which loader boots: proxmox-boot-tool status",
+                reboot=stale,
             )
         )
     outside = [card.address for card in cards if card.iommu_group is None]
     if outside:
         fix = "enable the IOMMU (AMD-Vi, VT-d) in the firmware, then reboot"
-        found.append(Finding(", ".join(outside), "an IOMMU group each", "none", fix))
+        found.append(Finding(", ".join(outside), "an IOMMU group each", "none", fix, reboot=stale))
     for driver in sorted({card.driver or "none" for card in cards} - {VFIO}):
         lost = [
             card.address
@@ -260,5 +318,5 @@ def _after(seen: dict[str, Any], cards: list[HostGpu], active: Iterable[str]) ->
         ]
         if lost:
             fix = f"reboot; if that is done, see lspci -nnk -s {lost[0]}"
-            found.append(Finding(", ".join(lost), f"driver {VFIO}", driver, fix))
+            found.append(Finding(", ".join(lost), f"driver {VFIO}", driver, fix, reboot=newer))
     return found

@@ -40,7 +40,7 @@ class Plan:
     root_set: dict[str, str] = field(default_factory=dict)
     root_delete: list[str] = field(default_factory=list)
     restart_required: bool = False
-    again: bool = False  # the rest can be planned only after these steps
+    first: list[Step] | None = None  # only after these can the rest be planned; None: all at once
 
     @property
     def refused(self) -> list[Finding]:
@@ -48,7 +48,7 @@ class Plan:
         return errors(self.findings)
 
 
-def read_privileges(spec: VmSpec) -> list[tuple[str, str]]:
+def read_privileges(spec: VmSpec, facts: Facts, *, asks_agent: bool) -> list[tuple[str, str]]:
     """What a caller needs only to look, checked before the reads that need it."""
     needed = [(f"/vms/{spec.vmid}", "VM.Audit")]
     if spec.wants_vm:
@@ -56,6 +56,13 @@ def read_privileges(spec: VmSpec) -> list[tuple[str, str]]:
         needed += [(f"/storage/{name}", "Datastore.Audit") for name in sorted(_storages(spec))]
     if spec.gpus and (spec.wants_vm or spec.manage_mappings):
         needed.append(("/", "Sys.Audit"))
+    if asks_agent:
+        # Up to Proxmox VE 8 one privilege was for all that the agent can do
+        # (https://pve.proxmox.com/wiki/Upgrade_from_8_to_9, https://pve.proxmox.com/pve-docs/chapter-pveum.html).
+        names = ["VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted"]
+        names = ["VM.Monitor"] if facts.version.startswith("8.") else names
+        if not any(preflight.allowed(facts.permissions, f"/vms/{spec.vmid}", name) for name in names):
+            needed.append((f"/vms/{spec.vmid}", names[0]))
     return needed
 
 
@@ -133,7 +140,7 @@ def _mapping_steps(spec: VmSpec, facts: Facts, targets: dict[str, str], plan: Pl
             plan.after[f"mapping {gpu.mapping}"] = path
 
 
-def _image_step(spec: VmSpec, facts: Facts) -> Iterator[Step]:
+def _image_step(spec: VmSpec, facts: Facts, plan: Plan) -> None:
     if spec.image_volid is None or spec.image_url is None or spec.image_volid in facts.images:
         return
     storage, _, volume = spec.image_volid.partition(":")
@@ -146,7 +153,8 @@ def _image_step(spec: VmSpec, facts: Facts) -> Iterator[Step]:
         algorithm, _, digest = spec.image_checksum.partition(":")
         params.update({"checksum-algorithm": algorithm, "checksum": digest})
     path = f"/nodes/{spec.node}/storage/{storage}/download-url"
-    yield Step("POST", path, params, wait_seconds=spec.task_timeout_seconds)
+    plan.steps.append(Step("POST", path, params, wait_seconds=spec.task_timeout_seconds))
+    plan.after[f"image {spec.image_volid}"] = f"downloaded from {spec.image_url}"
 
 
 def _config_steps(spec: VmSpec, facts: Facts, changes: Changes, plan: Plan) -> None:
@@ -159,7 +167,7 @@ def _config_steps(spec: VmSpec, facts: Facts, changes: Changes, plan: Plan) -> N
         plan.steps.append(
             Step("POST", base, {"vmid": spec.vmid, **changes.set}, wait_seconds=spec.task_timeout_seconds)
         )
-        plan.again = True
+        plan.first = []
         return
     if changes.keys:
         params: dict[str, str | int | list[str]] = dict(changes.set)
@@ -167,7 +175,7 @@ def _config_steps(spec: VmSpec, facts: Facts, changes: Changes, plan: Plan) -> N
             params["delete"] = ",".join(changes.delete)
         params["digest"] = str(facts.vm.config.get("digest", ""))
         plan.steps.append(Step("PUT", f"{base}/{spec.vmid}/config", params))
-        plan.again = True
+        plan.first = []
     if changes.grow_gib is not None:
         resize: dict[str, str | int | list[str]] = {"disk": "scsi0", "size": f"{changes.grow_gib}G"}
         path = f"{base}/{spec.vmid}/resize"
@@ -254,8 +262,9 @@ def _plan_present(spec: VmSpec, facts: Facts) -> Plan:
     )
     plan.findings += preflight.check_devices(spec, facts, targets)
     if facts.vm is not None:
-        plan.findings += conflicts(spec, facts.vm.config)
-    plan.steps += _image_step(spec, facts) if creates else ()
+        plan.findings += conflicts(spec, facts.vm.config, created=facts.created)
+    if creates:
+        _image_step(spec, facts, plan)
     _mapping_steps(spec, facts, targets, plan)
     changes = diff_config(spec, None if facts.vm is None else facts.vm.config)
     plan.findings += preflight.check_root(spec, facts, changes.keys)
@@ -265,6 +274,8 @@ def _plan_present(spec: VmSpec, facts: Facts) -> Plan:
     if facts.vm is not None and running:
         touched = {*changes.keys, *plan.root_set, *plan.root_delete, *facts.vm.pending}
         plan.restart_required = bool(touched - LIVE_KEYS)
+    if plan.first is not None:  # the power comes when the configuration is what it should be
+        plan.first = list(plan.steps)
     _power_steps(spec, facts, plan)
     plan.findings += preflight.check_privileges(facts, _write_privileges(spec, facts, plan))
     return plan
@@ -281,7 +292,10 @@ def _plan_absent(spec: VmSpec, facts: Facts) -> Plan:
         if facts.vm.running:
             plan.steps.append(_shutdown(spec))
         if not same("protection", "0", facts.vm.config.get("protection")):
-            plan.steps.insert(0, Step("PUT", f"{base}/config", {"protection": 0}))
+            if facts.vm.running:  # a shutdown changes the digest, and may fail: protected until then
+                plan.first = list(plan.steps)
+            digest = str(facts.vm.config.get("digest", ""))
+            plan.steps.append(Step("PUT", f"{base}/config", {"protection": 0, "digest": digest}))
         params: dict[str, str | int | list[str]] = {
             "purge": 1,
             "destroy-unreferenced-disks": int(spec.destroy_unreferenced),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -24,6 +25,14 @@ __all__ = [
 
 OLDEST_VERSION = (8, 0)
 NODE_RESERVE_MIB = 2048
+ROLE = "SglangSm120"  # as docs/proxmox.md makes it
+# What ends a lock, by its name; all others are left by a task that broke off.
+_LOCK_FIXES = {
+    "backup": "wait until the backup is done, then run again; when none runs any more: qm unlock {vmid}",
+    "create": "see the node's task log; qm unlock {vmid} and qm destroy {vmid} (left by a creation)",
+    "suspended": "qm resume {vmid}, then run again",
+    "suspending": "wait until it is suspended, qm resume {vmid}, then run again",
+}
 Permissions = Mapping[str, Mapping[str, int]]
 
 
@@ -50,15 +59,17 @@ def check_privileges(facts: Facts, needed: Iterable[tuple[str, str]]) -> list[Fi
     if not missing:
         return []
     names = ",".join(sorted({name for _, name in missing}))
-    option = "--tokens" if "!" in facts.caller else "--users"
+    paths = sorted({path for path, _ in missing})
+    grants = "; ".join(f"pveum acl modify {path} --users {facts.user} --roles {ROLE}" for path in paths)
+    if facts.caller != facts.user:
+        grants += f" (and --tokens '{facts.caller}' when the token's privileges are separated)"
     listed = ", ".join(f"{name} on {path}" for path, name in missing)
     return [
         Finding(
             "privileges",
             f"{facts.caller} to have what this plan needs",
             f"missing: {listed}",
-            f"pveum role add SglangSm120 --privs {names}; then for each path: "
-            f"pveum acl modify PATH {option} '{facts.caller}' --roles SglangSm120",
+            f"pveum role modify {ROLE} --append --privs {names}; {grants}",
         )
     ]
 
@@ -115,9 +126,10 @@ def check_owner(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "lock",
             f"VM {spec.vmid} unlocked",
-            f"lock '{facts.vm.lock}' and no task that runs",
-            f"see the node's task log; then qm unlock {spec.vmid}"
-            + (f" and qm destroy {spec.vmid} (left by a creation)" if facts.vm.lock == "create" else ""),
+            f"lock '{facts.vm.lock}'; at work on it: {', '.join(facts.tasks) or 'no task of its own'}",
+            _LOCK_FIXES.get(facts.vm.lock, "see the node's task log; qm unlock {vmid}").format(
+                vmid=spec.vmid
+            ),
         )
     wrong = _not_ours(spec, config)
     if wrong and facts.vm.lock != "create":
@@ -127,6 +139,13 @@ def check_owner(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
             f"'{owner_line(spec.owner_id)}'",
             f"VM named {config.get('name', '?')} without {' and '.join(wrong)}",
             "choose a free VMID; to hand the VM over, add both by hand",
+        )
+    elif not wrong and config.get("name") != spec.name:
+        yield Finding(
+            "name",
+            f"VM {spec.vmid} named {spec.name}",
+            f"it is {config.get('name')}, one of ours",
+            f"correct vmid or name; to rename it: qm set {spec.vmid} --name {spec.name}",
         )
     if config.get("template"):
         yield Finding("vmid", "a VM", f"{spec.vmid} is a template", "choose a free VMID")
@@ -178,10 +197,36 @@ def check_place(spec: VmSpec, facts: Facts, *, starts: bool, creates: bool) -> I
             )
     if creates:
         yield from _check_image(spec, facts)
+        avail = int(facts.storages.get(spec.storage, {}).get("avail", spec.disk_gib << 30)) >> 30
+        if avail < spec.disk_gib:
+            yield Finding(
+                "disk_gib",
+                f"{spec.disk_gib} GiB free on {spec.storage}",
+                f"{avail} GiB; a thin disk is made all the same and fails when the storage is full",
+                "lower disk_gib, or free space",
+                severity="warning",
+            )
 
 
 def _check_image(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
-    if spec.image_volid is None or spec.image_volid in facts.images:
+    if spec.image_volid is None:
+        if spec.state == "started":
+            yield Finding(
+                "image_volid",
+                "an image for a VM that is made and started",
+                "none: its disk would be empty",
+                "set image_volid; or make it with state: present and install it by hand",
+            )
+        return
+    if spec.image_volid in facts.images:
+        gib = facts.images[spec.image_volid] / (1 << 30)
+        if gib > spec.disk_gib:
+            yield Finding(
+                "disk_gib",
+                f"{math.ceil(gib)} or more, for {spec.image_volid}",
+                f"{spec.disk_gib}",
+                "set disk_gib",
+            )
         return
     storage = spec.image_volid.partition(":")[0]
     if storage not in facts.storages:
@@ -208,6 +253,14 @@ def check_devices(spec: VmSpec, facts: Facts, targets: Mapping[str, str]) -> Ite
             f"{len(cards)} ({found})",
             "lower the number, correct gpu_ids, or look for a card that fell off (lspci -nn, dmesg)",
         )
+    running = facts.vm is not None and facts.vm.running  # then it has its GPUs, whatever others do
+    for other in () if running else facts.unsettled:
+        yield Finding(
+            "gpus",
+            f"all VMs of {spec.node} made, to know their GPUs",
+            f"VM {other} is being made (lock 'create')",
+            "run again when it is there; if its creation broke off, see the node's task log",
+        )
     for gpu in spec.gpus:
         yield from _check_mapping(spec, facts, gpu.mapping, targets)
     by_path: dict[str, list[str]] = {}
@@ -218,10 +271,17 @@ def check_devices(spec: VmSpec, facts: Facts, targets: Mapping[str, str]) -> Ite
             yield Finding(
                 "mappings", "one GPU each", f"{', '.join(sorted(names))} all mean {path}", "correct them"
             )
-    wanted = {item.slot for item in facts.pci if item.slot in by_path}
-    for item in facts.pci:
-        if item.slot in by_path and item.is_display:
-            yield from _check_group(spec, facts.pci, item, wanted)
+    mine = [item for item in facts.pci if item.slot in by_path and item.is_display]
+    outside = [item.address for item in mine if item.iommu_group < 0]
+    if outside:
+        yield Finding(
+            "iommu",
+            f"{', '.join(outside)} in an IOMMU group each",
+            "no group: the IOMMU is off",
+            "enable it in the firmware and the kernel (role pve_host), then reboot the node",
+        )
+    for item in mine:
+        yield from _check_group(spec, facts.pci, item, set(by_path))
     for use in facts.uses:
         yield from _check_use(spec, facts, use, targets)
 
@@ -230,6 +290,10 @@ def _check_mapping(spec: VmSpec, facts: Facts, name: str, targets: Mapping[str, 
     mapped = facts.mappings.get(name)
     if mapped is None and name not in targets:
         known = ", ".join(sorted(facts.mappings)) or "none visible to " + facts.caller
+        if spec.manage_mappings and facts.uses:
+            known += "; in use: " + ", ".join(
+                f"{use.device} by VM {use.vmid} ({use.name})" for use in facts.uses
+            )
         yield Finding(
             "mappings",
             f"a resource mapping {name}" + (", or a free GPU to make it for" if spec.manage_mappings else ""),
@@ -255,18 +319,10 @@ def _check_mapping(spec: VmSpec, facts: Facts, name: str, targets: Mapping[str, 
 
 
 def _check_group(spec: VmSpec, devices: list[Pci], gpu: Pci, wanted: set[str]) -> Iterator[Finding]:
-    if gpu.iommu_group < 0:
-        yield Finding(
-            "iommu",
-            f"{gpu.address} in an IOMMU group",
-            "no group: the IOMMU is off",
-            "enable it in the firmware and the kernel (role pve_host), then reboot the node",
-        )
-        return
     strangers = [
         item.address
         for item in devices
-        if item.iommu_group == gpu.iommu_group and not item.is_bridge and item.slot not in wanted
+        if item.iommu_group == gpu.iommu_group >= 0 and not item.is_bridge and item.slot not in wanted
     ]
     if strangers:
         yield Finding(
@@ -296,9 +352,6 @@ def check_destroy(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
     """Everything that must agree before a VM is destroyed."""
     if facts.vm is None:
         return
-    name = facts.vm.config.get("name")
-    if name != spec.name:
-        yield Finding("name", f"VM {spec.vmid} named {spec.name}", str(name), "correct vmid or name")
     if not spec.confirm_destroy or spec.confirm_destroy != spec.name:
         yield Finding(
             "confirm_destroy",

@@ -196,8 +196,8 @@ def same(key: str, wanted: object, found: object | None) -> bool:
         if key not in DEFAULTS:
             return False
         found = DEFAULTS[key]
-    if key == "machine" and str(wanted) == "q35" and re.match(r"pc-q35-", str(found)):
-        return True  # pinned to a version by hand: still q35
+    if key == "machine" and str(wanted) == "q35" and re.match(r"(type=)?(pc-)?q35(-|,|$)", str(found)):
+        return True  # a version or a viommu set by hand: still q35
     try:
         return canonical(key, wanted) == canonical(key, found)
     except ValueError:

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
+from .pve_desired import description
 from .pve_finding import Finding
 from .pve_spec import VmSpec
 from .pve_text import parse_property, pci_address
@@ -17,9 +18,14 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.-]*\Z")
 _MAPPING = re.compile(r"[A-Za-z][A-Za-z0-9_-]+\Z")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:/-]*\Z")
 _MAC = re.compile(r"[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}\Z")
+_BRIDGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\Z")
 _CPUSET = re.compile(r"\d+(-\d+)?([,;]\d+(-\d+)?)*\Z")
 _CHECKSUM = re.compile(r"(md5|sha1|sha224|sha256|sha384|sha512):[0-9a-fA-F]{32,128}\Z")
-_VOLID = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:[^/\s]+(/[^/\s]+)*\Z")
+# An image of content import with an extension that the API takes, or the disk of a VM or template.
+_VOLID = re.compile(
+    r"[A-Za-z][A-Za-z0-9._-]*:(import/[^/\s]+\.(qcow2|raw|vmdk)|(\d+/)?(vm|base)-\d+-[^\s,]+)\Z"
+)
 
 MAX_HOSTPCI = 16
 # Physical address bits that a named CPU model shows to the guest (qemu-server 9: models derived from
@@ -44,6 +50,10 @@ def _identity(spec: VmSpec) -> Iterator[Finding]:
     if not _OWNER.match(spec.owner_id):
         yield Finding(
             "owner_id", "a word", repr(spec.owner_id), "name the inventory or team that owns the VM"
+        )
+    if len(description(spec)) > 8192:
+        yield Finding(
+            "description", "8192 characters with our line", str(len(description(spec))), "shorten it"
         )
     for tag in (spec.owner_tag, *spec.tags):
         if not _TAG.match(tag):
@@ -75,6 +85,10 @@ def _machine(spec: VmSpec) -> Iterator[Finding]:
 
 
 def _gpus(spec: VmSpec) -> Iterator[Finding]:
+    if spec.gpu_bar_mib < 1:
+        yield Finding(
+            "gpu_bar_mib", "1 or more", str(spec.gpu_bar_mib), "see lspci -vv; 131168 is the default"
+        )
     if len(spec.gpus) > MAX_HOSTPCI:
         yield Finding("gpus", f"at most {MAX_HOSTPCI} devices", str(len(spec.gpus)), "split them over VMs")
     names = [gpu.mapping for gpu in spec.gpus]
@@ -156,9 +170,9 @@ def _storage(spec: VmSpec) -> Iterator[Finding]:
     if spec.image_volid is not None and not _VOLID.match(spec.image_volid):
         yield Finding(
             "image_volid",
-            "a volume as local:import/noble.qcow2 (a path is refused to anyone but root)",
+            "a volume as local:import/noble.qcow2 (no path; qcow2, raw or vmdk)",
             repr(spec.image_volid),
-            "download the image to a storage with content type import",
+            "put the image on a storage with content type import, an .img of a cloud renamed to .qcow2",
         )
     if spec.image_url is not None and not re.match(r"https?://", spec.image_url):
         yield Finding("image_url", "an http or https address", repr(spec.image_url), "correct it")
@@ -176,10 +190,26 @@ def _storage(spec: VmSpec) -> Iterator[Finding]:
 def _network(spec: VmSpec) -> Iterator[Finding]:
     if spec.mac is not None and not _MAC.match(spec.mac):
         yield Finding("mac", "a unicast MAC as BC:24:11:00:00:01", repr(spec.mac), "correct it")
+    if not _BRIDGE.match(spec.bridge):
+        yield Finding("bridge", "the name of a bridge or vnet", repr(spec.bridge), "correct it")
+    if not _USER.match(spec.ciuser):
+        yield Finding("ciuser", "a user name of Linux", repr(spec.ciuser), "use letters, digits, _ and -")
+    for server in spec.nameservers:
+        try:
+            ipaddress.ip_address(server)
+        except ValueError:
+            yield Finding("nameservers", "addresses", repr(server), "correct it")
+    if spec.searchdomain is not None and not _DNS_NAME.match(spec.searchdomain):
+        yield Finding("searchdomain", "a DNS name", repr(spec.searchdomain), "correct it")
     if spec.vlan is not None and not 1 <= spec.vlan <= 4094:
         yield Finding("vlan", "1 to 4094", str(spec.vlan), "correct it")
     if not spec.sshkeys and spec.image_volid is not None:
-        yield Finding("sshkeys", "at least one public key", "none", "nobody could log in without one")
+        yield Finding(
+            "sshkeys",
+            "at least one public key",
+            "none",
+            "give the text of a .pub file (ssh-keygen -t ed25519 makes one)",
+        )
     for key in spec.sshkeys:
         if not re.match(r"(ssh|ecdsa|sk)-\S+ \S+|ecdsa-sha2-\S+ \S+|sk-\S+@openssh\.com \S+", key):
             yield Finding(
@@ -194,16 +224,34 @@ def _ipconfig(text: str) -> Iterator[Finding]:
         unknown = parts.keys() - {"ip", "gw", "ip6", "gw6"}
         if unknown or not parts.keys() & {"ip", "ip6"}:
             raise ValueError(text)
-        for name, words in (("ip", {"dhcp"}), ("ip6", {"dhcp", "auto"})):
-            value = parts.get(name)
-            if value is not None and value not in words:
-                if "/" not in value:
-                    raise ValueError(f"{value} has no prefix length")
-                ipaddress.ip_interface(value)
-        for name in parts.keys() & {"gw", "gw6"}:
-            ipaddress.ip_address(parts[name])
+        _family(parts, "", ipaddress.IPv4Interface, {"dhcp"})
+        _family(parts, "6", ipaddress.IPv6Interface, {"dhcp", "auto"})
     except ValueError as problem:
         yield Finding("ipconfig", "ip=dhcp or ip=ADDRESS/PREFIX,gw=ADDRESS", str(problem), "correct it")
+
+
+def _family(
+    parts: dict[str, str],
+    suffix: str,
+    kind: type[ipaddress.IPv4Interface | ipaddress.IPv6Interface],
+    words: set[str],
+) -> None:
+    """Raise when address and gateway of one family are not what they must be."""
+    text, gateway = parts.get(f"ip{suffix}"), parts.get(f"gw{suffix}")
+    if text is None or text in words:
+        if gateway is not None:
+            raise ValueError(f"gw{suffix} without an address in ip{suffix}")
+        return
+    if "/" not in text:
+        raise ValueError(f"{text} has no prefix length")
+    address = kind(text)
+    network = address.network
+    if network.num_addresses > 2 and address.ip == network.network_address:
+        raise ValueError(f"{text} is the address of the network")
+    if gateway is not None and network.num_addresses > 1:  # an address alone has its gateway elsewhere
+        there = type(address.ip)(gateway)
+        if there not in network and not there.is_link_local:
+            raise ValueError(f"gateway {gateway} is not in {network}")
 
 
 def static_address(text: str) -> str | None:

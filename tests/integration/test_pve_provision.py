@@ -67,6 +67,7 @@ class Run:
     def __init__(self, folder: Path, stub: Stub, key: Path) -> None:
         self.folder, self.stub, self.count = folder, stub, 0
         self.node: dict[str, Any] | None = None
+        self.others: dict[str, dict[str, Any]] = {}
         self.known_hosts = folder / "known_hosts"
         secret = folder / "token"
         secret.write_text(SECRET)
@@ -98,7 +99,8 @@ class Run:
         (folder / "play.yml").write_text(PLAYBOOK.format(root=ROOT))
 
     def __call__(self, *arguments: str, **changes: Any) -> Result:
-        hosts = {"gpu_hosts": {"hosts": {"llm1": {**self.variables, **changes}}}}
+        others = {name: {**self.variables, **values} for name, values in self.others.items()}
+        hosts = {"gpu_hosts": {"hosts": {"llm1": {**self.variables, **changes}, **others}}}
         if self.node is not None:
             hosts["proxmox"] = {"hosts": {"pve1": self.node}}
         inventory = self.folder / "hosts.yml"
@@ -231,5 +233,21 @@ def test_root_only_options_by_ssh_on_the_node(run: Run, node: dict[str, Any]) ->
 def test_root_only_options_without_the_node_in_the_inventory(run: Run) -> None:
     failing = run("--tags", "provision", pve_gpu_vm_root_path="ssh", pve_gpu_vm_affinity="0-63")
     assert failing.code == 2
-    assert "affinity" not in json.dumps(run.stub.state.vms[200].config)
-    assert run.stub.state.vms[200].status == "stopped"
+    assert (run.stub.writes, run.stub.state.vms) == ([], {})
+
+
+def test_two_hosts_do_not_share_gpus_and_words_of_the_command_line_have_types(run: Run) -> None:
+    run.others = {"llm2": {"pve_gpu_vm_vmid": 201}}
+    refused = run("--tags", "provision")
+    assert (refused.code, len(refused.failures()), run.stub.requests) == (2, 2, [])
+
+    words = ["-e pve_gpu_vm_wait_for_ssh=false", "-e pve_gpu_vm_gpu_count=4"]
+    run.others = {"llm2": {"pve_gpu_vm_vmid": 201, "pve_gpu_vm_mapping_prefix": "other"}}
+    mappings = run.stub.state.mappings
+    mappings.update(
+        {f"other{index}": {**mappings.pop(f"gpu{index + 4}"), "id": f"other{index}"} for index in range(4)}
+    )
+    assert changed(run("--tags", "provision", *words)) == 2
+    configs = [run.stub.state.vms[vmid].config for vmid in (200, 201)]
+    assert [config["hostpci3"] for config in configs] == ["mapping=gpu3,pcie=1", "mapping=other3,pcie=1"]
+    assert [sum(key.startswith("hostpci") for key in config) for config in configs] == [4, 4]

@@ -8,6 +8,7 @@ Written for this project; it shares no code with Proxmox or with other fakes.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import re
 from collections.abc import Callable
@@ -81,7 +82,20 @@ PRIVILEGES = [
     "Mapping.Audit",
     "SDN.Use",
     "Sys.Audit",
+    "VM.GuestAgent.Audit",
 ]
+# What a change of a key needs on /vms/VMID; every other key is an option.
+KEY_PRIVILEGES = {
+    **dict.fromkeys(["cores", "cpu", "numa", "sockets", "vcpus", "affinity"], "VM.Config.CPU"),
+    **dict.fromkeys(["balloon", "memory", "hugepages", "keephugepages"], "VM.Config.Memory"),
+    **dict.fromkeys(["bios", "hostpci", "machine", "ostype", "scsihw", "serial", "vga"], "VM.Config.HWType"),
+    **dict.fromkeys(["efidisk", "scsi"], "VM.Config.Disk"),
+    "ide": "VM.Config.CDROM",
+    "net": "VM.Config.Network",
+    **dict.fromkeys(
+        ["ciuser", "ciupgrade", "ipconfig", "nameserver", "searchdomain", "sshkeys"], "VM.Config.Cloudinit"
+    ),
+}
 
 
 class ApiError(Exception):
@@ -99,6 +113,19 @@ class Caller:
     name: str
     root: bool
     permissions: dict[str, dict[str, int]]
+
+    def may(self, path: str, privilege: str) -> bool:
+        """The nearest path that is listed decides; one above with what it hands down."""
+        probe = path
+        while probe not in self.permissions and probe != "/":
+            probe = probe.rpartition("/")[0] or "/"
+        grants = self.permissions.get(probe, {})
+        return self.root or (privilege in grants and (probe == path or bool(grants[privilege])))
+
+    def need(self, path: str, *privileges: str) -> None:
+        """One of the privileges, or 403."""
+        if not any(self.may(path, privilege) for privilege in privileges):
+            raise ApiError(403, f"Permission check failed ({path}, {'|'.join(privileges)})")
 
 
 @dataclass
@@ -122,6 +149,7 @@ class Machine:
     status: str = "stopped"
     pending: dict[str, str | None] = field(default_factory=dict)
     snapshots: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)  # what its guest agent tells; none: it does not answer
 
     def merged(self) -> dict[str, str]:
         """The configuration with pending changes applied."""
@@ -177,9 +205,10 @@ class State:
         ]
         self.mappings: dict[str, dict[str, Any]] = {}
         self.storages = {"local": "import,iso,vztmpl", "local-zfs": "images,rootdir"}
-        self.images = {"local:import/noble.qcow2": 3.5}
+        self.images = {"local:import/noble.qcow2": 3.5}  # GiB once imported; the file is smaller
         self.volumes: dict[str, float] = {}
         self.memory_mib, self.cpus, self.free_mib = 1_048_576, 128, 900_000
+        self.avail_gib = 4096.0
         self.macs = 0
         self.version = "9.0.3"
 
@@ -214,7 +243,7 @@ class State:
                 self.vms.pop(task.vmid, None)  # Proxmox removes what a failed creation left
 
     # -- rules ---------------------------------------------------------------------------------
-    def check_keys(self, caller: Caller, values: dict[str, str]) -> None:
+    def check_keys(self, caller: Caller, values: dict[str, str], vmid: int = 100) -> None:
         """Schema, formats and root-only options, as the API checks them before it does anything."""
         for key, value in values.items():
             stem, number = re.fullmatch(r"([a-z]+?)(\d*)", key).groups() if key.isalnum() else (key, "")
@@ -228,8 +257,34 @@ class State:
             if not caller.root:
                 raise ApiError(500, f"only root can set '{key}' config")
         for key, value in values.items():
-            if key.startswith("hostpci") and "mapping" not in properties(value) and not caller.root:
-                raise ApiError(500, f"only root can set '{key}' config for non-mapped devices")
+            if key.startswith("hostpci"):
+                self._check_hostpci(caller, key, properties(value))
+            if "import-from=/" in value and not caller.root:
+                raise ApiError(500, "Only root can pass arbitrary filesystem paths")
+            self._check_volume(caller, key, properties(value) if value else {})
+        for key in ({*values} | removed) - {"vmid", "digest", "delete"}:
+            stem = key if key in KNOWN else key.rstrip("0123456789")
+            caller.need(f"/vms/{vmid}", KEY_PRIVILEGES.get(stem, "VM.Config.Options"))
+        if "startup" in values:
+            caller.need("/", "Sys.Modify")
+
+    @staticmethod
+    def _check_hostpci(caller: Caller, key: str, parts: dict[str, str]) -> None:
+        if caller.root:
+            return
+        if "romfile" in parts:
+            message = {key: "Only root@pam can set 'romfile'"}
+            raise ApiError(400, "Parameter verification failed.", message)
+        if "mapping" not in parts:
+            raise ApiError(500, f"only root can set '{key}' config for non-mapped devices")
+        caller.need(f"/mapping/pci/{parts['mapping']}", "Mapping.Use")
+
+    @staticmethod
+    def _check_volume(caller: Caller, key: str, parts: dict[str, str]) -> None:
+        if re.fullmatch(r"(scsi|ide|efidisk)\d+", key) and re.search(r":(\d+|cloudinit)$", parts.get("", "")):
+            caller.need(f"/storage/{parts[''].partition(':')[0]}", "Datastore.AllocateSpace")
+        if key.startswith("net") and re.fullmatch(r"vmbr\w+", parts.get("bridge", "")):
+            caller.need(f"/sdn/zones/localnetwork/{parts['bridge']}", "SDN.Use")
 
     @staticmethod
     def _check_format(key: str, stem: str, value: str) -> None:
@@ -244,10 +299,24 @@ class State:
             bad = "" if re.fullmatch(r"\d+(-\d+)?(;\d+(-\d+)?)*", parts.get("cpus", "")) else "invalid format"
         elif key in {"onboot", "protection", "numa", "ciupgrade"}:
             bad = "" if value in {"0", "1"} else "type check ('boolean') failed"
+        elif stem == "ipconfig" and key != stem:
+            bad = State._ipconfig(parts)
         elif key == "sshkeys" and re.search(r"\s", value):
             bad = "invalid urlencoded string"
         if bad:
             raise ApiError(400, "Parameter verification failed.", {key: bad})
+
+    @staticmethod
+    def _ipconfig(parts: dict[str, str]) -> str:
+        kinds = {"ip": ipaddress.IPv4Interface, "ip6": ipaddress.IPv6Interface}
+        kinds |= {"gw": ipaddress.IPv4Address, "gw6": ipaddress.IPv6Address}
+        try:
+            for name, value in parts.items():
+                if value not in {"ip": ["dhcp"], "ip6": ["dhcp", "auto"]}.get(name, []):
+                    kinds[name](value)
+        except (KeyError, ValueError):
+            return "invalid format"
+        return ""
 
     def _mac(self) -> str:
         self.macs += 1
@@ -298,7 +367,9 @@ class State:
             if re.fullmatch(r"(scsi|ide|efidisk)\d+", key):
                 value = self._allocate(vmid, key, value, old, vm.config)
             elif re.fullmatch(r"net\d+", key) and re.match(r"(model=)?virtio(,|$)", value):
-                value = re.sub(r"^(model=)?virtio", f"virtio={self._mac()}", value)
+                given = re.search(r",macaddr=([^,]+)", value)
+                value = re.sub(r",macaddr=[^,]+", "", value)
+                value = re.sub(r"^(model=)?virtio", f"virtio={given[1] if given else self._mac()}", value)
             elif key == "tags":
                 value = ";".join(sorted({tag for tag in re.split(r"[;, ]+", value.lower()) if tag}))
             self._store(vm, key, value)
@@ -324,15 +395,42 @@ class State:
             raise ApiError(500, "numa hostnodes need to be defined to use hugepages")
         if nodes and sum(int(node["memory"]) for node in nodes) != int(config["memory"]):
             raise ApiError(500, "total memory for NUMA nodes must be equal to vm static memory")
+        count = int(config.get("vcpus", int(config.get("cores", 1)) * int(config.get("sockets", 1))))
+        if count > self.cpus:
+            raise ApiError(500, f"MAX {self.cpus} vcpus allowed per VM on this node")
+        held = {path: other for other in self.vms if other != vmid for path in self.held_by(other)}
         for key, value in config.items():
-            name = properties(value).get("mapping") if key.startswith("hostpci") else None
+            parts = properties(value) if key.startswith("hostpci") else {}
+            name = parts.get("mapping")
             if name is not None and name not in self.mappings:
                 raise ApiError(500, f"PCI device mapping not found for '{name}'")
+            if parts.get("pcie") == "1" and not re.match(r"(pc-)?q35", config.get("machine", "pc")):
+                raise ApiError(500, "q35 machine model is not enabled")
+            for path in self._paths(value) if parts else ():
+                if path in held:
+                    raise ApiError(500, f"PCI device '{path}' already in use by VMID '{held[path]}'")
         vm.status = "running"
+
+    def _paths(self, value: str) -> list[str]:
+        """The PCI addresses that one hostpci value takes."""
+        parts = properties(value)
+        mapped = self.mappings.get(parts.get("mapping", ""), {"map": []})["map"]
+        listed = ";".join(
+            [*[properties(text)["path"] for text in mapped], parts.get("host", parts.get("", ""))]
+        )
+        return [f"0000:{path}" if path.count(":") == 1 else path for path in listed.split(";") if path]
+
+    def held_by(self, vmid: int) -> list[str]:
+        """What a running VM took at its start: its configuration without what is pending."""
+        vm = self.vms[vmid]
+        values = [value for key, value in vm.config.items() if key.startswith("hostpci")]
+        return [path for value in values for path in self._paths(value)] if vm.status == "running" else []
 
     def resize(self, vmid: int, disk: str, size: str) -> None:
         """Grow a disk."""
         vm = self.vms[vmid]
+        if disk not in vm.config:
+            raise ApiError(500, f"disk '{disk}' does not exist")
         value = vm.config[disk]
         volume, wanted = properties(value)[""], float(size.rstrip("G"))
         if wanted < self.volumes[volume]:
@@ -351,23 +449,33 @@ class State:
         """What ``check-node`` says about a mapping."""
         found: list[dict[str, str]] = []
         for entry in (properties(text) for text in item["map"]):
-            device = next((pci for pci in self.pci if pci["id"].startswith(entry["path"])), None)
-            if device is None:
-                message = f"pci device '{entry['path']}' not found"
-            elif "iommugroup" in entry and int(entry["iommugroup"]) != device["iommugroup"]:
-                message = f"'iommugroup' does not match for '{item['id']}'"
-            else:
-                continue
-            found.append({"severity": "error", "message": message})
+            message = self.mapping_problem(item["id"], entry)
+            found += [{"severity": "error", "message": message}] if message else []
         return found
+
+    def mapping_problem(self, name: str, entry: dict[str, str]) -> str:
+        """What does not fit between a mapping's entry and its device; empty when all does."""
+        device = next((pci for pci in self.pci if pci["id"].startswith(entry["path"])), None)
+        if device is None:
+            return f"pci device '{entry['path']}' not found"
+        wanted = {"id": f"{device['vendor'][2:]}:{device['device'][2:]}"}
+        if device["iommugroup"] >= 0:
+            wanted["iommugroup"] = str(device["iommugroup"])
+        if "subsystem_vendor" in device:
+            wanted["subsystem-id"] = f"{device['subsystem_vendor'][2:]}:{device['subsystem_device'][2:]}"
+        for key, value in wanted.items():
+            if key not in entry:
+                return f"missing expected property '{key}' for '{name}'"
+            if entry[key] != value:
+                return f"'{key}' does not match for '{name}' ({entry[key]} != {value})"
+        return ""
 
     def add_mappings(self, count: int = 8) -> None:
         """gpu0, gpu1, ... for the GPUs in order."""
         cards = [item for item in self.pci if item["class"].startswith("0x03")]
         for index, card in enumerate(cards[:count]):
-            text = (
-                f"node={NODE},path={card['id']},id=10de:{card['device'][2:]},iommugroup={card['iommugroup']}"
-            )
+            text = f"node={NODE},path={card['id']},id=10de:{card['device'][2:]},subsystem-id=10de:204e"
+            text += f",iommugroup={card['iommugroup']}"
             self.mappings[f"gpu{index}"] = {"id": f"gpu{index}", "map": [text]}
 
     def keys_of(self, vmid: int) -> list[str]:

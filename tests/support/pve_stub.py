@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pve_state import NODE, PRIVILEGES, ApiError, Caller, Machine, State, properties
+from pve_state import GIB, NODE, PRIVILEGES, ApiError, Caller, Machine, State, properties
 
 TOKEN, SECRET = "ansible@pve!gpu", "11111111-2222-3333-4444-555555555555"
 PASSWORD = "correct horse"
@@ -147,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
             if fault is not None:
                 raise ApiError(fault.status or 500, fault.message)
             status, answer = 200, {"data": self.owner.answer(self.command, path, params, self.headers)}
+        except (KeyError, ValueError, IndexError, AttributeError, TypeError) as problem:
+            status, answer = 400, {"data": None, "message": f"Parameter verification failed. {problem!r}\n"}
         except ApiError as problem:
             status, answer = problem.status, {"data": None, "message": problem.message + "\n"}
             if problem.errors:
@@ -164,18 +166,16 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = _serve
 
 
-def _need(caller: Caller, path: str, privilege: str) -> None:
-    probe = path
-    while probe not in caller.permissions and probe != "/":
-        probe = probe.rpartition("/")[0] or "/"
-    if not caller.root and privilege not in caller.permissions.get(probe, {}):
-        raise ApiError(403, f"Permission check failed ({path}, {privilege})")
-
-
-def _vm(state: State, vmid: str) -> Machine:
+def _vm(state: State, vmid: str, caller: Caller, *privileges: str) -> Machine:
+    caller.need(f"/vms/{vmid}", *privileges or ("VM.Audit",))
     if int(vmid) not in state.vms:
         raise ApiError(500, f"Configuration file 'nodes/{NODE}/qemu-server/{vmid}.conf' does not exist")
     return state.vms[int(vmid)]
+
+
+def _config_vm(state: State, vmid: str) -> Machine:
+    """For a change, whose privileges are checked key by key."""
+    return _vm(state, vmid, Caller("", True, {}))
 
 
 def _unlocked(vm: Machine) -> None:
@@ -183,41 +183,54 @@ def _unlocked(vm: Machine) -> None:
         raise ApiError(500, f"VM is locked ({vm.config['lock']})")
 
 
-def _resources(state: State, *_: Any) -> list[dict[str, Any]]:
+def _resources(state: State, caller: Caller, *_: Any) -> list[dict[str, Any]]:
+    base = {"type": "qemu", "node": NODE}
     ours = [
-        {"type": "qemu", "vmid": vmid, "node": NODE, "status": vm.status, "name": vm.config.get("name", "")}
+        {**base, "vmid": vmid, "status": vm.status, "name": vm.config.get("name", f"VM {vmid}")}
+        | {key: vm.config[key] for key in ("lock", "template") if key in vm.config}
         for vmid, vm in state.vms.items()
+        if caller.may(f"/vms/{vmid}", "VM.Audit")
     ]
     return ours + state.others
 
 
 def _status(state: State, caller: Caller, *_: Any) -> dict[str, Any]:
-    _need(caller, f"/nodes/{NODE}", "Sys.Audit")
+    caller.need(f"/nodes/{NODE}", "Sys.Audit")
     total, free = state.memory_mib << 20, state.free_mib << 20
     memory = {"total": total, "used": total - free, "free": free, "available": free}
     return {"cpuinfo": {"cpus": state.cpus}, "memory": memory}
 
 
 def _pci(state: State, caller: Caller, params: dict[str, Any], *_: Any) -> list[dict[str, Any]]:
-    _need(caller, "/", "Sys.Audit")
+    caller.need("/", "Sys.Audit")
     hidden = tuple(f"0x{item}" for item in params.get("pci-class-blacklist", "05;06;0b").split(";") if item)
     return [item for item in state.pci if not hidden or not item["class"].startswith(hidden)]
 
 
-def _storages(state: State, *_: Any) -> list[dict[str, Any]]:
-    return [{"storage": name, "content": content, "active": 1} for name, content in state.storages.items()]
+def _storages(state: State, caller: Caller, *_: Any) -> list[dict[str, Any]]:
+    return [
+        {"storage": name, "content": content, "active": 1, "avail": int(state.avail_gib * GIB)}
+        for name, content in state.storages.items()
+        if caller.may(f"/storage/{name}", "Datastore.Audit")
+    ]
 
 
-def _mappings(state: State, _: Caller, params: dict[str, Any]) -> list[dict[str, Any]]:
+def _content(state: State, caller: Caller, _: Any, storage: str) -> list[dict[str, Any]]:
+    caller.need(f"/storage/{storage}", "Datastore.Audit", "Datastore.AllocateSpace")
+    return [{"volid": name, "size": int(size * GIB / 4)} for name, size in state.images.items()]
+
+
+def _mappings(state: State, caller: Caller, params: dict[str, Any]) -> list[dict[str, Any]]:
     checked = "check-node" in params
     return [
         {**item, **({"checks": state.mapping_checks(item)} if checked else {})}
         for item in state.mappings.values()
+        if caller.may(f"/mapping/pci/{item['id']}", "Mapping.Audit")
     ]
 
 
 def _map(state: State, caller: Caller, params: dict[str, Any]) -> None:
-    _need(caller, "/mapping/pci", "Mapping.Modify")
+    caller.need("/mapping/pci", "Mapping.Modify")
     if params["id"] in state.mappings:
         raise ApiError(500, f"mapping '{params['id']}' already exists")
     missing = {"node", "path", "id"} - properties(params["map"][0]).keys()
@@ -225,23 +238,23 @@ def _map(state: State, caller: Caller, params: dict[str, Any]) -> None:
         raise ApiError(
             400, "Parameter verification failed.", {"map": f"missing property {sorted(missing)[0]}"}
         )
+    problem = state.mapping_problem(params["id"], properties(params["map"][0]))
+    if problem:
+        raise ApiError(500, problem)
     state.mappings[params["id"]] = params
 
 
 def _unmap(state: State, caller: Caller, _: Any, name: str) -> None:
-    _need(caller, "/mapping/pci", "Mapping.Modify")
+    caller.need("/mapping/pci", "Mapping.Modify")
     del state.mappings[name]
 
 
 def _create(state: State, caller: Caller, params: dict[str, Any]) -> str:
     vmid = int(params["vmid"])
-    _need(caller, f"/vms/{vmid}", "VM.Allocate")
+    caller.need(f"/vms/{vmid}", "VM.Allocate")
     if vmid in state.vms:
         raise ApiError(500, f"unable to create VM {vmid} - VM {vmid} already exists on node '{NODE}'")
-    state.check_keys(caller, params)
-    for key, value in params.items():
-        if key.startswith("hostpci"):
-            _need(caller, f"/mapping/pci/{properties(value)['mapping']}", "Mapping.Use")
+    state.check_keys(caller, params, vmid)
     state.vms[vmid] = Machine({"lock": "create"})
 
     def effect() -> None:
@@ -253,16 +266,21 @@ def _create(state: State, caller: Caller, params: dict[str, Any]) -> str:
 
 
 def _put_config(state: State, caller: Caller, params: dict[str, Any], vmid: str) -> None:
-    vm = _vm(state, vmid)
+    vm = _config_vm(state, vmid)
+    state.check_keys(caller, params, int(vmid))
     _unlocked(vm)
-    state.check_keys(caller, params)
     if params.get("digest") not in (None, vm.digest()):
         raise ApiError(500, "detected modified configuration - file changed by other user? Try again.")
     state.apply(int(vmid), params)
 
 
-def _pending(state: State, _: Caller, __: Any, vmid: str) -> list[dict[str, Any]]:
-    vm = _vm(state, vmid)
+def _config(state: State, caller: Caller, params: dict[str, Any], vmid: str) -> dict[str, str]:
+    vm = _vm(state, vmid, caller)
+    return {**(vm.config if params.get("current") == "1" else vm.merged()), "digest": vm.digest()}
+
+
+def _pending(state: State, caller: Caller, _: Any, vmid: str) -> list[dict[str, Any]]:
+    vm = _vm(state, vmid, caller)
     items = [{"key": key, "value": value} for key, value in vm.config.items() if key not in vm.pending]
     for key, value in vm.pending.items():
         items.append(
@@ -272,9 +290,8 @@ def _pending(state: State, _: Caller, __: Any, vmid: str) -> list[dict[str, Any]
 
 
 def _power(state: State, caller: Caller, params: dict[str, Any], vmid: str, verb: str) -> str:
-    vm = _vm(state, vmid)
+    vm = _vm(state, vmid, caller, "VM.PowerMgmt")
     _unlocked(vm)
-    _need(caller, f"/vms/{vmid}", "VM.PowerMgmt")
 
     def effect() -> None:
         if verb == "start":
@@ -286,13 +303,15 @@ def _power(state: State, caller: Caller, params: dict[str, Any], vmid: str, verb
 
 
 def _resize(state: State, caller: Caller, params: dict[str, Any], vmid: str) -> str:
-    _unlocked(_vm(state, vmid))
-    size = params["size"]
+    vm, size = _vm(state, vmid, caller, "VM.Config.Disk"), params["size"]
+    _unlocked(vm)
+    if params["disk"] not in vm.config:
+        raise ApiError(500, f"disk '{params['disk']}' does not exist")
     return state.task("resize", int(vmid), caller.name, lambda: state.resize(int(vmid), params["disk"], size))
 
 
 def _destroy(state: State, caller: Caller, params: dict[str, Any], vmid: str) -> str:
-    vm = _vm(state, vmid)
+    vm = _vm(state, vmid, caller, "VM.Allocate")
     _unlocked(vm)
     if vm.config.get("protection") == "1":
         raise ApiError(500, f"can't remove VM {vmid} - protection mode enabled")
@@ -300,7 +319,9 @@ def _destroy(state: State, caller: Caller, params: dict[str, Any], vmid: str) ->
 
 
 def _download(state: State, caller: Caller, params: dict[str, Any], storage: str) -> str:
-    _need(caller, f"/storage/{storage}", "Datastore.AllocateTemplate")
+    caller.need(f"/storage/{storage}", "Datastore.AllocateTemplate")
+    if not caller.may("/", "Sys.Modify"):
+        caller.need(f"/nodes/{NODE}", "Sys.AccessNetwork")
     volume = f"{storage}:import/{params['filename']}"
     return state.task("download", 0, caller.name, lambda: state.images.update({volume: 3.5}))
 
@@ -313,6 +334,19 @@ def _active(state: State, _: Caller, params: dict[str, Any]) -> list[dict[str, A
     ]
 
 
+def _agent(state: State, caller: Caller, _: Any, vmid: str) -> dict[str, Any]:
+    vm = _vm(state, vmid, caller, "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted")
+    if vm.status != "running" or not vm.addresses:
+        raise ApiError(500, "QEMU guest agent is not running")
+    found = {"lo": ["127.0.0.1"], "eth0": vm.addresses}
+    return {
+        "result": [
+            {"name": name, "ip-addresses": [{"ip-address": text} for text in texts]}
+            for name, texts in found.items()
+        ]
+    }
+
+
 VM = rf"/nodes/{NODE}/qemu/(\d+)"
 ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
     ("GET", "/version", lambda s, *_: {"version": s.version}),
@@ -322,20 +356,21 @@ ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
     ("GET", f"/nodes/{NODE}/status", _status),
     ("GET", f"/nodes/{NODE}/hardware/pci", _pci),
     ("GET", f"/nodes/{NODE}/storage", _storages),
-    ("GET", f"/nodes/{NODE}/storage/([^/]+)/content", lambda s, *_: [{"volid": name} for name in s.images]),
+    ("GET", f"/nodes/{NODE}/storage/([^/]+)/content", _content),
     ("POST", f"/nodes/{NODE}/storage/([^/]+)/download-url", _download),
     ("GET", "/cluster/mapping/pci", _mappings),
     ("POST", "/cluster/mapping/pci", _map),
     ("DELETE", "/cluster/mapping/pci/([^/]+)", _unmap),
     ("POST", f"/nodes/{NODE}/qemu", _create),
-    ("GET", f"{VM}/config", lambda s, _, __, v: {**_vm(s, v).merged(), "digest": _vm(s, v).digest()}),
+    ("GET", f"{VM}/config", _config),
+    ("GET", f"{VM}/agent/network-get-interfaces", _agent),
     ("PUT", f"{VM}/config", _put_config),
     ("GET", f"{VM}/pending", _pending),
-    ("GET", f"{VM}/status/current", lambda s, _, __, v: {"status": _vm(s, v).status}),
+    ("GET", f"{VM}/status/current", lambda s, c, _, v: {"status": _vm(s, v, c).status}),
     ("POST", f"{VM}/status/(start|shutdown|stop)", _power),
     ("PUT", f"{VM}/resize", _resize),
     ("DELETE", VM, _destroy),
-    ("GET", f"{VM}/snapshot", lambda s, _, __, v: [{"name": n} for n in [*_vm(s, v).snapshots, "current"]]),
+    ("GET", f"{VM}/snapshot", lambda s, c, _, v: [{"name": n} for n in [*_vm(s, v, c).snapshots, "current"]]),
     ("GET", f"/nodes/{NODE}/tasks", _active),
     ("GET", f"/nodes/{NODE}/tasks/([^/]+)/status", lambda s, _, __, upid: s.poll(upid)),
     (

@@ -36,7 +36,13 @@ GUESTS = [
         "start_error": "no such disk",
         "config": {**OURS, "scsi0": "local-lvm:vm-302-disk-0"},
     },
-    {"vmid": 303, "name": "deaf", "acpi": False, "status": "running", "config": OURS},
+    {
+        "vmid": 303,
+        "name": "deaf",
+        "acpi": False,
+        "status": "running",
+        "config": {**OURS, "scsi0": "local-lvm:vm-303-disk-0"},
+    },
 ]
 
 
@@ -89,7 +95,8 @@ def call(
 
 
 def test_life_of_a_vm(call: Callable[..., dict[str, Any]]) -> None:
-    assert call(check=True)["writes"] == 0
+    assert call(state="present", check=True)["writes"] == 0
+    assert call(state="present")["changed"] is True
     made = call()
     assert (made.get("msg"), made["changed"], made["vm"]["status"]) == (None, True, "running")
     again = call()

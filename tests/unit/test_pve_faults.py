@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible.module_utils.sm120 import pve_client
+from ansible.module_utils.sm120 import pve_apply, pve_client
 from pve_kit import Vm, certificate, stub, vm
 from pve_stub import Fault
 
@@ -68,7 +68,12 @@ def test_lock_that_stays(vm: Vm) -> None:
 def test_lock_of_a_backup(vm: Vm) -> None:
     vm.ok()
     vm.stub.state.vms[200].config["lock"] = "backup"
-    vm.refused("lock", memory_mib=262144)
+    upid = vm.stub.state.task("vzdump", 200, "root@pam", lambda: None)
+    answer = vm.refused("lock", memory_mib=262144)
+    assert f"vzdump {upid}" in answer["findings"][0]["found"]
+    assert answer["findings"][0]["fix"].startswith("wait until the backup is done")
+    vm.stub.state.vms[200].config["lock"] = "suspended"
+    assert vm.refused("lock")["findings"][0]["fix"].startswith("qm resume 200")
     del vm.stub.state.vms[200].config["lock"]
     assert vm.ok(memory_mib=262144)["changed"] is True
 
@@ -140,6 +145,44 @@ def test_open_console_is_not_waited_for(vm: Vm) -> None:
     upid = vm.stub.state.task("vncproxy", 200, "ansible@pve!gpu", lambda: None)
     assert vm.ok(state="present", task_timeout_seconds=0)["writes_seen"] == []
     assert vm.stub.state.tasks[upid].polls == 10_000
+
+
+def test_protection_stays_until_the_vm_is_down(vm: Vm) -> None:
+    vm.ok()
+    gone = {"state": "absent", "confirm_destroy": "llm1"}
+    vm.stub.state.task_faults["qmshutdown"] = "VM quit/powerdown failed - got timeout"
+    assert "got timeout" in failed(vm, **gone)
+    assert vm.stub.state.vms[200].config["protection"] == "1"
+    vm.ok(memory_mib=262144)  # pending: the shutdown applies it, which changes the digest
+    vm.ok(**gone)
+    put, delete = vm.stub.writes[1:]
+    assert (put[0], sorted(put[2]), delete[0]) == ("PUT", ["digest", "protection"], "DELETE")
+    assert vm.stub.state.vms == {}
+
+
+DHCP = {"ipconfig": "ip=dhcp", "address_timeout_seconds": 1}
+
+
+def test_address_by_the_guest_agent(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pve_apply, "ADDRESS_POLL_SECONDS", 0.1)
+    assert vm.ok(**DHCP)["vm"]["address"] is None
+    vm.stub.state.vms[200].addresses = ["fe80::1", "192.0.2.77"]
+    assert vm.ok(**DHCP)["vm"]["address"] == "192.0.2.77"
+
+
+def test_address_that_may_not_be_asked_for(vm: Vm) -> None:
+    """Before anything is made; and at once, when it comes to light only then."""
+    granted = vm.stub.permissions["/"]
+    vm.stub.permissions["/"] = {name: 1 for name in granted if not name.startswith("VM.GuestAgent")}
+    assert "VM.GuestAgent.Audit on /vms/200" in vm.refused("privileges", **DHCP)["msg"]
+    vm.stub.state.version = "8.4.1"
+    assert "VM.Monitor on /vms/200" in vm.refused("privileges", **DHCP)["msg"]
+    assert vm.ok(**{**DHCP, "address_timeout_seconds": 0})["vm"]["status"] == "running"
+    vm.stub.permissions["/"] = granted | {"VM.Monitor": 1}
+    path = "/nodes/pve1/qemu/200/agent/network-get-interfaces"
+    vm.stub.faults.append(Fault("GET", path, status=403, message="Permission check failed", times=9))
+    assert "Permission check failed" in failed(vm, **{**DHCP, "address_timeout_seconds": 300})
+    assert vm.stub.faults[0].times == 8
 
 
 def test_task_that_takes_too_long(vm: Vm) -> None:

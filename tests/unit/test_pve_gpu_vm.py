@@ -162,6 +162,8 @@ def test_disk_options_are_mended_on_the_same_volume(vm: Vm) -> None:
         {"sshkeys": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ+made/up ops@example.com\n"},
         {"description": "managed-by: sglang-sm120 owner=team\n"},
         {"machine": "pc-q35-9.2"},
+        {"machine": "type=pc-q35-9.2"},
+        {"machine": "q35,viommu=intel"},
     ],
     ids=lambda spelling: str(next(iter(spelling.items()))),
 )
@@ -196,7 +198,9 @@ def test_restart_when_allowed_is_a_shutdown_and_a_start(vm: Vm) -> None:
 
 def test_live_change_needs_no_restart(vm: Vm) -> None:
     vm.ok()
-    answer = vm.ok(tags=["blackwell"], allow_restart=True)
+    key = {"sshkeys": [SSH_KEY, "ssh-ed25519 AAAA more"]}
+    assert [vm.ok(check=check, **key)["restart_required"] for check in (True, False)] == [False, False]
+    answer = vm.ok(tags=["blackwell"], allow_restart=True, **key)
     assert answer["writes_seen"] == [("PUT", CONFIG)]
     assert answer["restart_required"] is False
 
@@ -215,8 +219,8 @@ def test_absent_destroys_ours_with_its_mappings_and_is_then_content(vm: Vm) -> N
     assert vm.ok(check=True, **gone)["writes_seen"] == []
     answer = vm.ok(**gone)
     assert answer["writes_seen"] == [
-        ("PUT", CONFIG),
         ("POST", "/nodes/pve1/qemu/200/status/shutdown"),
+        ("PUT", CONFIG),
         ("DELETE", "/nodes/pve1/qemu/200"),
         *[("DELETE", f"/cluster/mapping/pci/gpu{index}") for index in range(8)],
     ]
@@ -241,6 +245,11 @@ def test_image_is_downloaded_once_with_its_checksum(vm: Vm) -> None:
         "state": "present",
     }
     vm.stub.permissions["/nodes/pve1"] = {**vm.stub.permissions["/"], "Sys.AccessNetwork": 1}
+    planned = vm.ok(check=True, **args)
+    assert (
+        planned["diff"]["after"]["image local:import/new.qcow2"]
+        == "downloaded from https://example.com/new.img"
+    )
     assert vm.ok(**args)["writes_seen"][0] == ("POST", "/nodes/pve1/storage/local/download-url")
     assert vm.stub.writes[0][2] == {
         "content": "import",

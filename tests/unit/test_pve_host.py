@@ -95,6 +95,27 @@ def test_the_line_grub_takes_is_found_and_nothing_else_changes(text: str, line: 
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        'GRUB_CMDLINE_LINUX_DEFAULT="quiet \\\n splash"\n',
+        'GRUB_CMDLINE_LINUX_DEFAULT="quiet"\r\nGRUB_DEFAULT=0\r\n',
+        "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"' splash'\n",
+        'GRUB_CMDLINE_LINUX_DEFAULT+=" splash"\n',
+    ],
+)
+def test_a_line_that_cannot_be_edited_is_refused_and_not_doubled(
+    run_module: Any, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "grub"
+    path.write_text(text, newline="")
+    answer = Host(run_module, path, "grub")(add=ADD)
+    assert answer["failed"] is True
+    assert "line 1 " in answer["msg"]
+    assert path.read_bytes() == text.encode()
+    assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.parametrize(
     ("parameters", "severities"),
     [
         (["iommu=off"], ["error"]),
@@ -263,6 +284,66 @@ def test_what_is_wrong_with_a_host(tmp_path: Path) -> None:
     ]
     assert ("0000:31:00.0", "warning") in look(tmp_path, accept_group_members=True)
     assert look(tmp_path, removable=["amd_iommu=off"])[0] == ("GPUs", "error")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "removable"),
+    [
+        ('GRUB_CMDLINE_LINUX_DEFAULT="quiet amd_iommu=off"\n', "/etc/default/grub", True),
+        (
+            'GRUB_CMDLINE_LINUX_DEFAULT="quiet"\nGRUB_CMDLINE_LINUX="amd_iommu=off"\n',
+            "line 2 of /etc/default/grub",
+            False,
+        ),
+        ('# \nGRUB_CMDLINE_LINUX_DEFAULT="quiet" "amd_iommu=off"\n', "/etc/default/grub", False),
+    ],
+)
+def test_what_the_next_boot_would_bring_is_looked_at(
+    tmp_path: Path, text: str, place: str, removable: bool
+) -> None:
+    make(tmp_path)
+    (tmp_path / "etc/default").mkdir(parents=True)
+    (tmp_path / "etc/default/grub").write_text(text)
+    found = findings(scan(tmp_path, ["10de:2bb5"], ""), count=8)
+    assert [item.severity for item in found] == ["error"]
+    assert place in f"{found[0].subject} {found[0].found}"
+    assert (look(tmp_path, removable=["amd_iommu=off"]) == []) is removable
+
+
+def test_a_file_beside_grubs_is_looked_at_too(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "etc/default/grub.d").mkdir(parents=True)
+    (tmp_path / "etc/default/grub.d/x.cfg").write_text(
+        'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=off"\n'
+    )
+    assert look(tmp_path) == [("kernel parameters", "error")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "cmdline", "iommu", "driver", "reboot"),
+    [
+        (True, "quiet", True, None, True),
+        (True, "quiet iommu=pt", False, None, False),  # that is for the firmware
+        (True, "quiet", False, None, True),
+        (True, "quiet iommu=pt iommu=off", True, "vfio-pci", True),
+        (False, "quiet", True, None, False),  # booted since: another boot brings the same
+        (False, "quiet iommu=pt iommu=off", True, "vfio-pci", False),
+        (True, "quiet iommu=pt", True, "nouveau", True),
+        (False, "quiet iommu=pt", True, "nouveau", False),
+        (True, "quiet iommu=pt", True, "vfio-pci", False),
+    ],
+)
+def test_a_reboot_is_asked_for_only_where_it_changes_something(
+    tmp_path: Path, changed: bool, cmdline: str, iommu: bool, driver: str | None, reboot: bool
+) -> None:
+    make(tmp_path, cmdline=cmdline, iommu=iommu, driver=driver)
+    (tmp_path / "etc/default").mkdir(parents=True)
+    (tmp_path / "etc/default/grub").write_text('GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=pt"\n')
+    booted = (tmp_path / "etc/default/grub").stat().st_mtime + (-60 if changed else 60)
+    (tmp_path / "proc/stat").write_text(f"cpu 1 2\nbtime {int(booted)}\n")
+    found = findings(scan(tmp_path, ["10de:2bb5"], ""), count=8, active=["iommu=pt"], after=True)
+    assert any(item.reboot for item in found) is reboot
+    assert bool(found) is not (cmdline == "quiet iommu=pt" and iommu and driver == "vfio-pci")
 
 
 def test_iommu_off_and_a_foreign_driver(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def test_missing_owner_tag_or_line(vm: Vm, lost: dict[str, str]) -> None:
     vm.refused("owner", state="absent", confirm_destroy="llm1")
 
 
+def test_vmid_of_another_host_of_ours(vm: Vm) -> None:
+    """A VMID copied by mistake: same owner, another name."""
+    vm.ok(state="present")
+    before = dict(vm.stub.state.vms[200].config)
+    assert "qm set 200 --name llm2" in vm.refused("name", name="llm2", ipconfig="ip=192.0.2.11/24")["msg"]
+    assert vm.stub.state.vms[200].config == before
+
+
 def test_template(vm: Vm) -> None:
     vm.ok(state="present")
     vm.stub.state.vms[200].config["template"] = "1"
@@ -119,6 +127,15 @@ def test_missing_privilege_is_named_with_its_path(vm: Vm, missing: str, path: st
     assert f"{missing} on {path}" in vm.refused("privileges")["msg"]
 
 
+def test_the_fix_of_a_missing_privilege_is_the_command(vm: Vm) -> None:
+    vm.stub.permissions.clear()
+    vm.stub.permissions["/"] = {name: 1 for name in PRIVILEGES if name not in ("Mapping.Use", "SDN.Use")}
+    message = vm.refused("privileges")["msg"]
+    assert "pveum role modify SglangSm120 --append --privs Mapping.Use,SDN.Use; pveum acl modify " in message
+    assert "pveum acl modify /sdn/zones/localnetwork/vmbr0 --users ansible@pve --roles SglangSm120" in message
+    assert "--tokens 'ansible@pve!gpu'" in message
+
+
 def test_only_what_the_plan_needs_is_asked_for(vm: Vm) -> None:
     vm.ok()
     little = ["VM.Audit", "Datastore.Audit", "Mapping.Audit", "Sys.Audit"]
@@ -143,6 +160,19 @@ def test_mapping_that_no_longer_fits(vm: Vm) -> None:
     assert "iommugroup" in vm.refused("mappings")["msg"]
 
 
+def test_mapping_with_the_id_of_another_card(vm: Vm) -> None:
+    entry = vm.stub.state.mappings["gpu3"]["map"][0]
+    vm.stub.state.mappings["gpu3"]["map"] = [entry.replace("id=10de:2bb5", "id=10de:2bb1")]
+    assert "'id' does not match" in vm.refused("mappings")["msg"]
+
+
+def test_card_attached_raw_elsewhere_is_named_when_a_mapping_is_to_be_made(vm: Vm) -> None:
+    vm.stub.state.mappings.clear()
+    other(vm, 300, hostpci0="81:00")
+    vm.stub.permissions["/mapping/pci"] = {**vm.stub.permissions["/"], "Mapping.Modify": 1}
+    assert "0000:81:00 by VM 300" in vm.refused("mappings", manage_mappings=True)["msg"]
+
+
 def test_mapping_to_something_else_than_a_gpu(vm: Vm) -> None:
     vm.stub.state.mappings["gpu3"]["map"] = ["node=pve1,path=0000:13:01.0,id=1022:14ab,iommugroup=23"]
     vm.refused("mappings")
@@ -161,6 +191,24 @@ def test_gpu_in_use_elsewhere(vm: Vm, device: str, others: int) -> None:
     answer = vm.refused("gpus")
     assert len(answer["findings"]) == others
     assert "VM 300" in answer["msg"]
+
+
+def test_gpu_that_a_running_vm_gives_back_only_when_it_stops(vm: Vm) -> None:
+    other(vm, 300, hostpci0="mapping=gpu4,pcie=1")
+    vm.stub.state.vms[300].pending["hostpci0"] = None
+    assert "VM 300" in vm.refused("gpus")["msg"]
+    vm.stub.state.vms[300].pending["hostpci0"] = "mapping=gpu5,pcie=1"
+    assert len(vm.refused("gpus")["findings"]) == 2
+
+
+def test_vm_that_is_being_made_may_take_gpus(vm: Vm) -> None:
+    """Its configuration shows none yet."""
+    vm.stub.state.vms[300] = Machine({"lock": "create"})
+    assert "VM 300" in vm.refused("gpus")["msg"]
+    lock = vm.stub.state.vms.pop(300)
+    vm.ok()
+    vm.stub.state.vms[300] = lock
+    assert vm.ok()["writes_seen"] == []  # ours has its own already
 
 
 def test_fewer_gpus_than_wanted(vm: Vm) -> None:
@@ -192,7 +240,7 @@ def test_iommu_off(vm: Vm) -> None:
         item["iommugroup"] = -1
     vm.stub.state.mappings.clear()
     vm.stub.permissions["/mapping/pci"] = {**vm.stub.permissions["/"], "Mapping.Modify": 1}
-    vm.refused("iommu", manage_mappings=True)
+    assert len(vm.refused("iommu", manage_mappings=True)["findings"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -230,6 +278,27 @@ def test_storage_and_image(vm: Vm) -> None:
     vm.refused("storage", storage="ceph")
     vm.refused("storage", storage="local")  # holds no disks of VMs
     vm.refused("image_volid", image_volid="local:import/none.qcow2")
+    vm.refused("image_volid", image_volid=None)  # an empty disk starts nothing
+
+
+def test_storage_with_less_room_than_the_disk_may_be_thin(vm: Vm) -> None:
+    vm.stub.state.avail_gib = 100
+    answer = vm.ok(state="present", check=True)
+    assert [(item["subject"], item["severity"]) for item in answer["findings"]] == [("disk_gib", "warning")]
+
+
+def test_image_larger_than_the_disk(vm: Vm) -> None:
+    """The listing tells the size of the file; what it unpacks to is known when the disk is there."""
+    vm.stub.state.images["local:import/noble.qcow2"] = 50
+    vm.refused("disk_gib", disk_gib=10)
+    vm.stub.state.images["local:import/noble.qcow2"] = 30.5
+    answer = vm.ok(disk_gib=10)
+    assert (answer["created"], answer["vm"]["status"]) == (True, "running")
+    assert [(item["severity"], item["fix"]) for item in answer["findings"]] == [
+        ("warning", "set disk_gib to 31 or more")
+    ]
+    vm.refused("disk_gib", disk_gib=10)
+    assert vm.ok(disk_gib=31)["vm"]["status"] == "running"
 
 
 def test_wrong_confirm_string(vm: Vm) -> None:
@@ -275,6 +344,26 @@ def test_detached_boot_disk_is_not_replaced(vm: Vm) -> None:
     config = vm.stub.state.vms[200].config
     config["unused0"] = config.pop("scsi0").partition(",")[0]
     vm.refused("scsi0", state="present")
+
+
+@pytest.mark.parametrize("place", ["virtio0", "sata1", "scsi4"])
+def test_boot_disk_at_another_key_is_not_doubled(vm: Vm, place: str) -> None:
+    vm.ok(state="present")
+    config, volumes = vm.stub.state.vms[200].config, dict(vm.stub.state.volumes)
+    config[place], config["boot"] = config.pop("scsi0"), f"order={place}"
+    message = vm.refused("scsi0", state="present")["msg"]
+    assert f"boot: order={place}, " in message
+    assert f"{place}: {config[place]}" in message
+    assert vm.stub.state.volumes == volumes
+    del config[place]
+    vm.refused("scsi0", state="present")
+
+
+def test_cloud_init_drive_moved_to_another_key_counts(vm: Vm) -> None:
+    vm.ok(state="present")
+    config = vm.stub.state.vms[200].config
+    config["ide0"] = config.pop("ide2")
+    assert vm.ok(state="present")["writes_seen"] == []
 
 
 def test_secure_boot_of_an_existing_vm(vm: Vm) -> None:
@@ -343,6 +432,11 @@ def test_stub_refuses_what_the_real_api_refuses(stub: Stub) -> None:
         ({"hostpci0": "0000:41:00"}, 500),
         ({"hugepages": "1024"}, 500),
         ({"delete": "args"}, 500),
+        ({"hostpci0": "mapping=gpu0,romfile=x"}, 400),
+        ({"startup": "order=1"}, 403),
+        ({"ipconfig0": "ip=banana"}, 400),
+        ({"ipconfig0": "ip=2001:db8::10/64"}, 400),
+        ({"scsi0": "local-zfs:0,import-from=/root/noble.img"}, 500),
     ]:
         with pytest.raises(pve_state.ApiError) as refusal:
             state.check_keys(caller, values)
@@ -352,3 +446,51 @@ def test_stub_refuses_what_the_real_api_refuses(stub: Stub) -> None:
     state.apply(100, {"scsi0": "local-zfs:2", "net0": "virtio,bridge=vmbr1"})
     assert state.vms[100].config["unused0"] == "local-zfs:vm-100-disk-0"
     assert "00:99" not in state.vms[100].config["net0"]
+    state.apply(100, {"net0": "virtio,macaddr=BC:24:11:00:00:77,bridge=vmbr1"})
+    assert state.vms[100].config["net0"] == "virtio=BC:24:11:00:00:77,bridge=vmbr1"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"machine": "pc"}, "q35 machine model is not enabled"),
+        ({"cores": "999"}, "MAX 128 vcpus"),
+        ({"hostpci0": "mapping=gone,pcie=1"}, "mapping not found"),
+        ({"hostpci0": "mapping=gpu1,pcie=1"}, "already in use by VMID '300'"),
+        ({"hostpci0": "21:00.0,pcie=1"}, "already in use by VMID '300'"),
+    ],
+)
+def test_stub_starts_only_what_the_real_one_starts(stub: Stub, config: dict[str, str], message: str) -> None:
+    import pve_state
+
+    stub.state.vms[300] = Machine({"hostpci0": "mapping=gpu1"}, status="running")
+    stub.state.vms[300].pending["hostpci0"] = None
+    stub.state.vms[100] = Machine({"machine": "q35", "hostpci0": "mapping=gpu0,pcie=1", **config})
+    with pytest.raises(pve_state.ApiError, match=message):
+        stub.state.start(100)
+
+
+def test_stub_asks_for_privileges_and_whole_mappings(vm: Vm) -> None:
+    from ansible.module_utils.sm120.pve_client import Auth, Client, PveError, Tls
+    from pve_stub import TOKEN
+
+    vm.ok(state="present")
+    client = Client(
+        "127.0.0.1", vm.stub.port, Auth("ansible@pve", TOKEN, SECRET), Tls(ca_path=str(vm.certificate))
+    )
+    base, entry = "/nodes/pve1/qemu/200", "node=pve1,path=0000:11:00.0,id=10de:2bb5,subsystem-id=10de:204e"
+    vm.stub.permissions["/"] = {"Mapping.Modify": 1}
+    for method, path, params, status in (
+        ("GET", f"{base}/config", {}, 403),
+        ("PUT", f"{base}/config", {"cores": 4}, 403),
+        ("PUT", f"{base}/resize", {"disk": "scsi0", "size": "300G"}, 403),
+        ("DELETE", base, {}, 403),
+        ("GET", f"{base}/agent/network-get-interfaces", {}, 403),
+        ("POST", "/cluster/mapping/pci", {"id": "x", "map": [entry]}, 500),
+        ("POST", "/cluster/mapping/pci", {"id": "x", "map": [entry.replace("2bb5", "2bb1")]}, 500),
+        ("POST", "/cluster/mapping/pci", {"id": "x", "map": ["node=pve1"]}, 400),
+        ("POST", "/cluster/mapping/pci", {"id": "x"}, 400),
+    ):
+        with pytest.raises(PveError) as refusal:
+            client.request(method, path, params)
+        assert (method, path, refusal.value.status) == (method, path, status)
