@@ -10,9 +10,10 @@ DOCUMENTATION = r"""
 module: sglang_model_hub
 short_description: Bring a model's files from a hub, each proved by its hash
 description:
-  - With O(action=plan), tells which files of a repository at one commit the folder lacks, and refuses a disk that is too small.
-  - With O(action=fetch), brings O(files) and proves each by size and SHA-256 (or Git's hash, which is what the hub tells of
-    small files). What was cut off is continued. A file that is there already is only proved.
+  - With O(action=plan), tells which files of a repository at one commit the folder lacks, and refuses a disk that is
+    too small.
+  - With O(action=fetch), brings O(files) and proves each by size and SHA-256 (or Git's hash, which is what the hub
+    tells of small files). What was cut off is continued. A file that is there already is only proved.
   - Needs the package C(huggingface_hub) where it runs, unless everything is there or O(source_folder) has it.
 options:
   action:
@@ -109,6 +110,7 @@ import logging
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -117,23 +119,27 @@ from ansible.module_utils.sm120 import model_files
 from ansible.module_utils.sm120.model_files import HubFile, Mark, ModelError
 from ansible.module_utils.sm120.redact import redact
 
+CLIENT_PACKAGES = ("huggingface_hub", "httpx", "httpcore", "requests")
 RESERVE_BYTES = 2**30  # left free beside the model
 
 
 class Hub:
-    """The hub, by its own client."""
+    """The hub, by its own client, which is loaded and told the token when it is first asked."""
 
     def __init__(self, given: dict[str, Any], folder: Path) -> None:
-        self.given = given
-        self.token: Any = (
-            model_files.read_token(given["token_file"])
-            if given["token_file"]
-            else False  # not the user's own
-        )
+        self.given, self.folder = given, folder
+
+    @cached_property
+    def token(self) -> Any:
+        """The token, or no: never the one that this account is logged in with."""
+        return model_files.read_token(self.given["token_file"]) if self.given["token_file"] else False
+
+    @cached_property
+    def client(self) -> Any:
         for name in [name for name in os.environ if name.startswith(("HF_", "HUGGING_FACE_"))]:
             del os.environ[name]  # what the account on this host has set is not what was asked for
         os.environ |= {
-            "HF_HOME": str(folder / model_files.PARTIALS),
+            "HF_HOME": str(self.folder / model_files.PARTIALS),
             "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -141,18 +147,19 @@ class Hub:
             "HF_HUB_DOWNLOAD_TIMEOUT": "60",
         }
         try:
-            import huggingface_hub
+            import huggingface_hub.file_download
         except ImportError as error:
             raise ModelError(
                 f"Wanted: the package huggingface_hub in the runtime's venv. Found: {error}. "
                 "Run the runtime first (playbooks/runtime.yml)."
             ) from None
-        self.client = huggingface_hub
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        return huggingface_hub
 
     def files(self) -> list[HubFile]:
         """Every file of the repository at the commit."""
-        api = self.client.HfApi(endpoint=self.given["endpoint"], token=self.token)
+        token = self.token  # first: a bad file is told before the hub is asked
+        api = self.client.HfApi(endpoint=self.given["endpoint"], token=token)
         told = api.model_info(
             self.given["repository"], revision=self.given["revision"], files_metadata=True, timeout=60
         )
@@ -168,9 +175,8 @@ class Hub:
         ]
 
     def bring(self, wanted: HubFile, partial: Path) -> None:
-        """By the client's own transfer, which from release 1 on forgets what it had when its process ends: this goes on."""
-        from huggingface_hub.file_download import http_get
-
+        """By the client's own transfer; its hf_hub_download forgets, from release 1 on, what it had when cut off."""
+        transfer = self.client.file_download.http_get
         held = partial.stat().st_size if partial.exists() else 0
         url = self.client.hf_hub_url(
             self.given["repository"],
@@ -180,7 +186,7 @@ class Hub:
         )
         with partial.open("ab") as content:
             headers = self.client.utils.build_hf_headers(token=self.token)
-            http_get(url, content, resume_size=held, headers=headers, expected_size=wanted.size)
+            transfer(url, content, resume_size=held, headers=headers, expected_size=wanted.size)
 
     def explained(self, error: Exception) -> ModelError:
         """An error of the client as one message."""
@@ -209,7 +215,7 @@ class Hub:
         )
 
 
-def known(given: dict[str, Any], folder: Path, hub: Hub | None) -> Mark:
+def known(given: dict[str, Any], folder: Path, hub: Hub) -> Mark:
     """The folder's mark; a new one from the folder to copy from, or from the hub."""
     identity = given["repository"], given["revision"]
     mark = model_files.load(folder, *identity)
@@ -219,11 +225,10 @@ def known(given: dict[str, Any], folder: Path, hub: Hub | None) -> Mark:
         source = model_files.load(Path(given["source_folder"]), *identity)
         if source is None:
             raise ModelError(
-                f"Wanted: {identity[0]} at {identity[1]} in {given['source_folder']}, brought there by this role (with "
-                f"its {model_files.MARK}). Found: none. Copy the whole folder of a host that has it."
+                f"Wanted: {identity[0]} at {identity[1]} in {given['source_folder']}, brought there by this role "
+                f"(with its {model_files.MARK}). Found: none. Copy the whole folder of a host that has it."
             )
         return Mark(*identity, source.files, {})
-    assert hub is not None
     return Mark(*identity, hub.files(), {})
 
 
@@ -232,13 +237,13 @@ def refuse_full_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed and free < needed + RESERVE_BYTES:
         raise ModelError(
-            f"Wanted: {model_files.readable(needed + RESERVE_BYTES)} free at {folder} for what is missing of the model. "
-            f"Found: {model_files.readable(free)}. Nothing was downloaded. Make room there, or set sglang_model_path to "
-            "a path on a larger disk."
+            f"Wanted: {model_files.readable(needed + RESERVE_BYTES)} free at {folder} for what the model lacks. "
+            f"Found: {model_files.readable(free)}. Nothing was downloaded. Make room there, or set "
+            "sglang_model_path to a path on a larger disk."
         )
 
 
-def fetch_one(given: dict[str, Any], folder: Path, hub: Hub | None, wanted: HubFile) -> None:
+def fetch_one(given: dict[str, Any], folder: Path, hub: Hub, wanted: HubFile) -> None:
     """Bring one file, unless it lies there already; it gets its name when it is proved."""
     target, partial = folder / wanted.path, model_files.partial(folder, wanted)
     if not model_files.found_instead(target, wanted):
@@ -248,7 +253,6 @@ def fetch_one(given: dict[str, Any], folder: Path, hub: Hub | None, wanted: HubF
     if given["source_folder"]:
         shutil.copyfile(Path(given["source_folder"]) / wanted.path, partial)
     else:
-        assert hub is not None
         if partial.exists() and partial.stat().st_size > wanted.size:
             partial.unlink()
         hub.bring(wanted, partial)
@@ -256,14 +260,15 @@ def fetch_one(given: dict[str, Any], folder: Path, hub: Hub | None, wanted: HubF
     if found:
         partial.unlink()
         raise ModelError(
-            f"Wanted: {wanted.path} of {wanted.size} bytes with {wanted.kind} hash {wanted.hash}. Found: {found}; it was "
-            f"thrown away. Run this again; if it happens again, {given['source_folder'] or given['endpoint']} has another file."
+            f"Wanted: {wanted.path} of {wanted.size} bytes with {wanted.kind} hash {wanted.hash}. Found: {found}; "
+            "it was thrown away. Run this again; if it happens again, "
+            f"{given['source_folder'] or given['endpoint']} has another file."
         )
     partial.chmod(0o644)
     partial.replace(target)
 
 
-def fetch(given: dict[str, Any], folder: Path, hub: Hub | None, mark: Mark, todo: list[HubFile]) -> None:
+def fetch(given: dict[str, Any], folder: Path, hub: Hub, mark: Mark, todo: list[HubFile]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model_files.store(folder, mark)
     failed: Exception | None = None
@@ -274,9 +279,7 @@ def fetch(given: dict[str, Any], folder: Path, hub: Hub | None, mark: Mark, todo
             except Exception as error:
                 failed = failed or error
             else:
-                proved = model_files.state(folder / wanted.path)
-                assert proved is not None
-                mark.proved[wanted.path] = proved
+                mark.proved[wanted.path] = model_files.state(folder / wanted.path) or []
     model_files.store(folder, mark)
     if failed is not None:
         raise failed
@@ -300,18 +303,14 @@ def main() -> None:
     )
     given: dict[str, Any] = module.params
     folder = Path(given["path"])
-    hub: Hub | None = None
+    hub = Hub(given, folder)
     os.umask(0o022)
     try:
         if not model_files.COMMIT.fullmatch(given["revision"]):
             raise ModelError(
-                f"Wanted: revision as a commit of 40 hexadecimal digits. Found: {given['revision']!r}. A branch or tag moves."
+                f"Wanted: revision as a commit of 40 hexadecimal digits. Found: {given['revision']!r}. "
+                "A branch or tag moves."
             )
-        if (
-            not given["source_folder"]
-            and model_files.load(folder, given["repository"], given["revision"]) is None
-        ):
-            hub = Hub(given, folder)
         mark = known(given, folder, hub)
         wanted = model_files.listed(mark.files, given["exclude"])
         todo = model_files.missing(folder, mark, wanted)
@@ -320,8 +319,6 @@ def main() -> None:
         else:
             todo = [each for each in todo if each.path in given["files"]]
             if todo and not module.check_mode:
-                if hub is None and not given["source_folder"]:
-                    hub = Hub(given, folder)
                 fetch(given, folder, hub, mark, todo)
         left = model_files.missing(folder, mark, wanted)
         if given["action"] == "fetch" and not left:
@@ -331,9 +328,9 @@ def main() -> None:
     except ModelError as error:
         module.fail_json(msg=str(error))
     except Exception as error:
-        if hub is None and not isinstance(error, OSError):
+        if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in CLIENT_PACKAGES:
             raise
-        module.fail_json(msg=str(hub.explained(error) if hub else error))
+        module.fail_json(msg=str(hub.explained(error)))
     module.exit_json(
         changed=given["action"] == "fetch" and bool(todo),
         missing=[each.path for each in left],

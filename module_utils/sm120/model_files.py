@@ -160,13 +160,10 @@ def read_token(path: str) -> str:
 
 def readable(size: float) -> str:
     """A number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            break
-        size /= 1000
-    else:
-        unit = "TB"
-    return f"{size:.0f} {unit}" if unit in ("bytes", "kB") else f"{size:.1f} {unit}"
+    units = ["bytes", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.1f} {units[0]}"
 
 
 def batches(todo: list[HubFile], at_a_time: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A model hub over HTTP, as far as its client asks: the repository's files with hashes, and their bytes by range.
 
-What it is told to do wrong, it does: refuse readers without the token, cut a transfer, serve other bytes, name a size that no
-disk has. Every request is recorded.
+What it is told to do wrong, it does: refuse readers without the token, cut a transfer, serve other bytes, name a size
+that no disk has. Every request is recorded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tell what a venv holds against what is wanted, without starting the venv's Python.
 
 Standard input of python3: no file is left on the target. Arguments: venv, {distribution: version} as JSON.
-Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), venv_module (can make a
-venv), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is not as
-wanted), proved (digest of the release set whose imports were seen to work here), free_mib.
+Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), venv_module (can
+make a venv), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is
+not as wanted), proved (digest of the release set whose imports were seen to work here), free_mib.
 """
 
 import importlib.metadata

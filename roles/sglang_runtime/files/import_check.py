@@ -1,8 +1,8 @@
 """Import the packages of a release set, each in a process of its own, as a user without rights.
 
-Standard input of the venv's Python, started as root. Arguments: the user to become (nobody where it does not exist yet), and
-the modules as JSON. Prints JSON: user, failed {module: last line of what it said}. A kernel package that was built for
-another torch fails here ("undefined symbol"), and so does a venv that the server's user may not read.
+Standard input of the venv's Python, started as root. Arguments: the user to become (nobody where it does not exist
+yet), and the modules as JSON. Prints JSON: user, failed {module: last line of what it said}. A kernel package that was
+built for another torch fails here ("undefined symbol"), and so does a venv that the server's user may not read.
 """
 
 import json
