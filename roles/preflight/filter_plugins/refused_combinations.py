@@ -16,6 +16,13 @@ PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 Values = dict[str, Any]
 
 
+def profile_of(name: str, profiles: Values) -> Values:
+    """A profile with what it takes from the one it is like."""
+    own = profiles.get(name, {})
+    like = profiles.get(own.get("like", ""), {})
+    return {part: {**like.get(part, {}), **own.get(part, {})} for part in ("arguments", "environment")}
+
+
 def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tuple[Values, Values]:
     """(arguments, environment) of an instance, as the role sglang_server puts them together."""
     typed = {name.replace("_", "-"): value for name, value in instance.items() if value not in NOTHING}
@@ -23,8 +30,8 @@ def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tupl
         typed |= dict.fromkeys(DSA_ARGUMENTS, instance["dsa_backend"])
     extra = instance.get("extra_arguments") or {}
     new_words = {each["old"]: each["new"] for each in renamed}
-    arguments = {**profile.get("arguments", {}), **typed, **{new_words.get(k, k): extra[k] for k in extra}}
-    environment = {**profile.get("environment", {})}
+    arguments = {**profile["arguments"], **typed, **{new_words.get(k, k): extra[k] for k in extra}}
+    environment = dict(profile["environment"])
     if str(instance.get("pcie_ipc_allreduce", "")).lower() in ("true", "yes", "on", "1"):
         environment[PCIE_IPC] = "1"
     return arguments, environment | (instance.get("extra_environment") or {})
@@ -61,7 +68,7 @@ def refused_combinations(
     """The rules that an instance meets and does not insist on, each with the instance's name."""
     found = []
     for instance in instances:
-        effective = _effective(instance, profiles.get(instance.get("profile", "default"), {}), renamed)
+        effective = _effective(instance, profile_of(instance.get("profile", "default"), profiles), renamed)
         insisted = instance.get("insist") or []
         for rule in refused:
             if rule["id"] not in insisted and _met(rule, instance, *effective, release):
