@@ -10,6 +10,7 @@ import os
 import pwd
 import subprocess
 import sys
+from pathlib import Path
 
 wanted, modules = sys.argv[1], json.loads(sys.argv[2])
 try:
@@ -19,18 +20,20 @@ except KeyError:
 environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
 failed = {}
 for module in modules:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module}"],
-        cwd="/",
-        env=environment,
-        user=account.pw_uid,
-        group=account.pw_gid,
-        extra_groups=os.getgrouplist(
-            account.pw_name, account.pw_gid
-        ),  # the GPUs' device files may be a group's
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            cwd="/",
+            env=environment,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),  # devices may be a group's
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:  # that user may not even start this Python
+        failed[module] = f"{error.strerror}: {error.filename} (in truth {Path(sys.executable).resolve()})"
+        continue
     if done.returncode:
         failed[module] = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
 print(json.dumps({"user": account.pw_name, "failed": failed}))
