@@ -322,9 +322,7 @@ def main() -> None:
                 fetch(given, folder, hub, mark, todo)
         left = model_files.missing(folder, mark, wanted)
         if given["action"] == "fetch" and not left:
-            shutil.rmtree(
-                folder / ".cache", ignore_errors=True
-            )  # the client's notes about what it has half done
+            shutil.rmtree(folder / model_files.PARTIALS, ignore_errors=True)
     except ModelError as error:
         module.fail_json(msg=str(error))
     except Exception as error:

@@ -117,6 +117,7 @@ def test_every_file_is_brought_and_a_second_run_does_not_even_ask(ask: Ask, hub:
     assert (done["changed"], done["missing"]) == (True, [])
     assert contents(folder) == FILES
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o644}
+    assert sorted(path.name for path in folder.glob(".*")) == [".sm120-model.json"]
     asked = len(hub.requests)
     again = ask(endpoint=dead_url())
     assert (again["changed"], again["missing"], again["batches"]) == (False, [], [])
