@@ -123,6 +123,10 @@ def test_a_rule_is_met_by_its_case_alone_and_may_be_insisted_on(rule: str) -> No
     assert refused(**wrong, insist=[rule]) == []
 
 
+def test_values_of_a_wrong_type_do_not_stand_in_the_way() -> None:
+    assert refused(extra_arguments="x", extra_environment=[1], tensor_parallel_size="many", insist="x") == []
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["id"])
 def test_a_rule_says_why_by_whom_and_what_instead(rule: dict[str, Any]) -> None:
     assert rule["reason"]

@@ -16,6 +16,15 @@ PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 Values = dict[str, Any]
 
 
+def _dict(value: Any) -> Values:
+    """What is not of its type is told by the argument specs, or by SGLang; here it only must not stand in the way."""
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> int:
+    return int(value) if str(value).isdigit() and int(value) else 1
+
+
 def profile_of(name: str, profiles: Values) -> Values:
     """A profile with what it takes from the one it is like."""
     own = profiles.get(name, {})
@@ -28,13 +37,13 @@ def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tupl
     typed = {name.replace("_", "-"): value for name, value in instance.items() if value not in NOTHING}
     if instance.get("dsa_backend"):
         typed |= dict.fromkeys(DSA_ARGUMENTS, instance["dsa_backend"])
-    extra = instance.get("extra_arguments") or {}
+    extra = _dict(instance.get("extra_arguments"))
     new_words = {each["old"]: each["new"] for each in renamed}
     arguments = {**profile["arguments"], **typed, **{new_words.get(k, k): extra[k] for k in extra}}
     environment = dict(profile["environment"])
     if str(instance.get("pcie_ipc_allreduce", "")).lower() in ("true", "yes", "on", "1"):
         environment[PCIE_IPC] = "1"
-    return arguments, environment | (instance.get("extra_environment") or {})
+    return arguments, environment | _dict(instance.get("extra_environment"))
 
 
 def _met(rule: Values, instance: Values, arguments: Values, environment: Values, release: str) -> bool:
@@ -45,8 +54,8 @@ def _met(rule: Values, instance: Values, arguments: Values, environment: Values,
     def matches(name: str, pattern: str) -> bool:
         return re.search(pattern, str(environment.get(name, ""))) is not None
 
-    stages = int(arguments.get("pipeline-parallel-size") or 1)
-    gpus = int(arguments.get("tensor-parallel-size") or 1) * stages
+    stages = _number(arguments.get("pipeline-parallel-size"))
+    gpus = _number(arguments.get("tensor-parallel-size")) * stages
     return (
         all(given(name, wanted) for name, wanted in rule.get("arguments", {}).items())
         and all(arguments.get(name) in NOTHING for name in rule.get("arguments_lacking", []))
