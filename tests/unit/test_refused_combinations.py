@@ -124,7 +124,12 @@ def test_a_rule_is_met_by_its_case_alone_and_may_be_insisted_on(rule: str) -> No
 
 
 def test_values_of_a_wrong_type_do_not_stand_in_the_way() -> None:
-    assert refused(extra_arguments="x", extra_environment=[1], tensor_parallel_size="many", insist="x") == []
+    assert (
+        refused(
+            extra_arguments="x", extra_environment=[1], tensor_parallel_size="many", insist="x", profile=5
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["id"])

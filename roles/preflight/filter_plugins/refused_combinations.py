@@ -61,7 +61,7 @@ def _met(rule: Values, instance: Values, arguments: Values, environment: Values,
         and all(arguments.get(name) in NOTHING for name in rule.get("arguments_lacking", []))
         and all(matches(name, pattern) for name, pattern in rule.get("environment", {}).items())
         and not any(matches(name, pattern) for name, pattern in rule.get("environment_lacking", {}).items())
-        and re.search(rule.get("profile", ""), instance.get("profile", "default")) is not None
+        and re.search(rule.get("profile", ""), str(instance.get("profile", "default"))) is not None
         and ("below" not in rule or Version(release) < Version(rule["below"]))
         and gpus < rule.get("gpus_below", gpus + 1)
         and gpus >= rule.get("gpus_from", 0)
