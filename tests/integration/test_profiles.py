@@ -35,6 +35,7 @@ FILES = {
 @pytest.fixture(scope="module")
 def host(make_host: Any) -> Host:
     made: Host = make_host("profiles", 9)
+    made.sh("useradd --system --home-dir /var/lib/sglang --create-home sglang")
     run = made.play(
         *("--tags", "runtime"),
         playbook="playbooks/runtime.yml",
@@ -60,7 +61,6 @@ def rendered(request: pytest.FixtureRequest, host: Host) -> tuple[str, str]:
     """(release, folder on the host) with every profile's files for that release."""
     release: str = request.param
     folder = f"/srv/profiles/{release}"
-    host.sh("id sglang || useradd --system --home-dir /var/lib/sglang --create-home sglang")
     run = host.play(
         playbook="tests/integration/profiles.yml",
         folder=folder,
@@ -172,7 +172,7 @@ def test_a_model_from_a_hub(host: Host, release: str) -> None:
             path for path in run.folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
         ]
         assert told == []
-        assert host.execute(f"grep -rlF {TOKEN} {folder} /root/.ansible /root/.ansible_async /root/.cache")[
+        assert host.execute(f"grep -rslF {TOKEN} {folder} /root/.ansible /root/.ansible_async /root/.cache")[
             1:
         ] == ("",)
         assert [f"files {n} to {n + 2} of 6" in run.stdout for n in (1, 4)] == [True, True]
