@@ -17,6 +17,41 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "output length -1": ({"sglang_verify_output_tokens": -1}, ("sglang_verify_output_tokens", "-1")),
     "relative venv": ({"sglang_runtime_venv": "venvs/sglang"}, ("sglang_runtime_venv", "venvs/sglang")),
     "unknown release": ({"sglang_runtime_release": "0.4.0"}, ("sglang_runtime_release", "0.4.0")),
+    "instances as a string": ({"sglang_server_instances": "chat"}, ("sglang_server_instances", "dict")),
+    "an instance that is no dict": (
+        {"sglang_server_instances": ["chat"]},
+        ("sglang_server_instances", "chat"),
+    ),
+    "a branch of a hub's repository": (
+        {
+            "sglang_model_source": "hub",
+            "sglang_model_repository": "lab/tiny",
+            "sglang_model_revision": "main",
+        },
+        ("sglang_model_revision", "main"),
+    ),
+    "a combination that breaks": (
+        {
+            "sglang_runtime_device": "cuda",
+            "sglang_runtime_release": "0.5.23",
+            "sglang_server_instances": [
+                {
+                    "instance": "chat",
+                    "profile": "glm5-nvfp4",
+                    "extra_arguments": {"kv-cache-dtype": "fp8_e4m3"},
+                }
+            ],
+        },
+        ("fp8-kv-dense-mla", "models/glm5.md"),
+    ),
+    "a toolkit's path with a colon": (
+        {"sglang_server_cuda_home": ":/usr/local/cuda"},
+        ("sglang_server_cuda_home", ":/usr/local/cuda"),
+    ),
+    "a set that is not for this device": (
+        {"sglang_runtime_release": "0.5.20"},
+        ("sglang_runtime_release", "0.5.20"),
+    ),
     "vocabulary too large": ({"sglang_verify_vocab_size": 2049}, ("2048", "2049")),
 }
 

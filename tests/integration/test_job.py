@@ -172,6 +172,16 @@ def test_the_report_holds_what_was_measured(host: Host, deployed: Run) -> None:
     assert re.findall(r"""(?:src|href)=["'](?!#|data:)|url\((?!["']?(?:#|data:))|@import""", page) == []
 
 
+def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: Host, deployed: Run) -> None:
+    snapshot, started = host.snapshot(), host.started()
+    run = host.play("--tags", "serve", sglang_server_extra_arguments={"no-such-argument": 1})
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    assert len(run.failures()) == 1
+    assert "no-such-argument" in run.failures()[0]
+    assert (host.snapshot(), host.started()) == (snapshot, started)
+    assert host.generates(KEY) == 4
+
+
 def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> None:
     host.plant()
     snapshot, started = host.snapshot(), host.started()

@@ -195,3 +195,35 @@ def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role) -> None:
     code, _, output = role.run("revert", sm120_gates_break_lock="x1")
     assert code == 0, output
     assert wheels.differing(role.site) == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "users"),
+    [
+        ({}, ["sglang"]),
+        ({"sglang_server_user": "own"}, ["own"]),
+        (
+            {
+                "sglang_server_user": "own",
+                "sglang_server_instances": [
+                    {"instance": "a"},
+                    {"instance": "b", "user": "other"},
+                    {"user": "own"},
+                ],
+            },
+            ["own", "other"],
+        ),
+    ],
+)
+def test_the_cache_of_every_instances_user_is_purged(given: dict[str, Any], users: list[str]) -> None:
+    program = [str(Path(sys.executable).with_name("ansible")), "localhost", "-m", "ansible.builtin.debug"]
+    variables = ["-e", f"@{ROOT / 'roles/sm120_gates/defaults/main.yml'}", "-e", json.dumps(given)]
+    done = subprocess.run(
+        [*program, "-a", "var=sm120_gates_cache_users", *variables],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(done.stdout.partition("=>")[2])
+    assert told["sm120_gates_cache_users"] == users

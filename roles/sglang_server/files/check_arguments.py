@@ -1,6 +1,6 @@
-"""Let the installed SGLang parse an argument file, without loading a model or touching a GPU.
+"""Let the installed SGLang parse argument files, without loading a model or touching a GPU.
 
-Argument: the YAML file. Exit 0, or one sentence and exit 1: an argument that this SGLang does not know.
+Arguments: the YAML files. Exit 0, or one sentence and exit 1: an argument that this SGLang does not know.
 """
 
 import argparse
@@ -24,10 +24,11 @@ argparse.ArgumentParser.error = refuse  # without hundreds of lines of usage
 # Parsing is what is asked for; the checks that ServerArgs makes next look at GPUs and at the model.
 server_args.ServerArgs.from_cli_args = staticmethod(lambda parsed: parsed)
 
-with tempfile.TemporaryDirectory() as folder:
-    named = Path(folder) / "arguments.yaml"  # SGLang insists on the ending
-    named.symlink_to(Path(sys.argv[1]).resolve())
-    try:
-        server_args.prepare_server_args(["--config", str(named)])
-    except ValueError as error:
-        refuse(None, error)
+for file in sys.argv[1:]:
+    with tempfile.TemporaryDirectory() as folder:
+        named = Path(folder) / "arguments.yaml"  # SGLang insists on the ending
+        named.symlink_to(Path(file).resolve())
+        try:
+            server_args.prepare_server_args(["--config", str(named)])
+        except ValueError as error:
+            refuse(None, error)

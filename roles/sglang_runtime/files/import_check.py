@@ -1,0 +1,39 @@
+"""Import the packages of a release set, each in a process of its own, as a user without rights.
+
+Standard input of the venv's Python, started as root. Arguments: the user to become (nobody where it does not exist
+yet), and the modules as JSON. Prints JSON: user, failed {module: last line of what it said}. A kernel package that was
+built for another torch fails here ("undefined symbol"), and so does a venv that the server's user may not read.
+"""
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+wanted, modules = sys.argv[1], json.loads(sys.argv[2])
+try:
+    account = pwd.getpwnam(wanted)
+except KeyError:
+    account = pwd.getpwnam("nobody")
+environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+failed = {}
+for module in modules:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            cwd="/",
+            env=environment,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),  # devices may be a group's
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:  # that user may not even start this Python
+        failed[module] = f"{error.strerror}: {error.filename} (in truth {Path(sys.executable).resolve()})"
+        continue
+    if done.returncode:
+        failed[module] = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+print(json.dumps({"user": account.pw_name, "failed": failed}))
