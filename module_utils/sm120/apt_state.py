@@ -37,7 +37,7 @@ def parse_packages(text: str) -> dict[str, Package]:
     """All that dpkg knows; of a package of several architectures, the one that is there."""
     found: dict[str, Package] = {}
     for line in text.splitlines():
-        name, version, want, status = (line.split("\t") + ["", "", ""])[:4]
+        name, version, want, status = [*line.split("\t"), "", "", ""][:4]
         if name not in found or not found[name].there:
             found[name] = Package(version, want, status)
     return found

@@ -35,7 +35,7 @@ def major(version: str | None) -> int:
 
 
 def default_packages(distribution: str, branch: str) -> tuple[str, ...]:
-    """The compute-only set with open modules of NVIDIA's installation guide, with nvidia-smi and the persistence daemon.
+    """NVIDIA's compute-only set with open modules, with nvidia-smi and the persistence daemon.
 
     https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/ubuntu.html and .../debian.html
     """
@@ -81,19 +81,13 @@ def their_problem(facts: dict[str, Any], wanted: Wanted) -> list[Finding]:
     """Why a driver that somebody else installed will not do."""
     names = facts["driver_packages"]
     purge = f"apt-get purge {' '.join(names)}" if names else "nvidia-uninstall (of NVIDIA's .run installer)"
-    fix = f"take it away by its own means ({purge}), reboot, and run this again; or set nvidia_driver_branch to its branch"
+    fix = f"take it away by its own means ({purge}), reboot, and run this again"
     version = facts["driver"]["module_version"] or facts["driver"]["library_version"]
     if works(facts):
         if 0 < major(version) < major(wanted.branch):
-            return [
-                finding(
-                    ERROR,
-                    "driver",
-                    f"branch {wanted.branch} or newer",
-                    f"{version}, installed by somebody else",
-                    fix,
-                )
-            ]
+            found = f"{version}, installed by somebody else"
+            older = f"set nvidia_driver_branch: '{major(version)}' to keep it, or {fix}"
+            return [finding(ERROR, "driver", f"branch {wanted.branch} or newer", found, older)]
         if not wanted.adopt and wanted.power_limit_watts:
             what = "nvidia_driver_power_limit_watts is set, and the driver was installed by somebody else"
             return [
@@ -116,14 +110,13 @@ def their_problem(facts: dict[str, Any], wanted: Wanted) -> list[Finding]:
     if facts["driver"]["smi_exit"] == 127:
         parts = ", ".join(names) or f"a module {disk['version'] or version}"
         return [finding(ERROR, "driver", "a whole driver, or none", f"no nvidia-smi, but {parts}", fix)]
-    errors = [
-        each for each in driver_findings(facts) if each["severity"] == ERROR and each["subject"] == "driver"
-    ]
-    return errors or [
-        finding(
-            ERROR, "driver", "a driver that works", facts["driver"]["smi_error"] or "one that does not", fix
-        )
-    ]
+    errors = [each for each in driver_errors(facts) if each["subject"] == "driver"]
+    found = facts["driver"]["smi_error"] or "one that does not"
+    return errors or [finding(ERROR, "driver", "a driver that works", found, fix)]
+
+
+def driver_errors(facts: dict[str, Any]) -> list[Finding]:
+    return [each for each in driver_findings(facts) if each["severity"] == ERROR]
 
 
 def power_problem(facts: dict[str, Any], watts: int) -> list[Finding]:
@@ -239,5 +232,5 @@ def judge(facts: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
         "initramfs_due": facts["initramfs_done"] != wanted.digest,
         "loaded": facts["driver"]["module_version"] is not None,
         "reboot": reboot_reasons(facts, wanted, facts["disk"]["version"]) if manage else [],
-        "errors": [each for each in driver_findings(facts) if each["severity"] == ERROR],
+        "errors": driver_errors(facts),
     }

@@ -138,7 +138,7 @@ def fetch_key(repository: Repository, fetch: Fetch) -> bytes:
     except Exception as error:  # of many kinds: network, TLS, HTTP, file
         raise Refused(
             f"Wanted: the key at {url}. Found: {error}. "
-            "Look at the network and the proxy of this host, or set nvidia_repository_key_url to a mirror or a file:// path."
+            "Look at network and proxy of this host, or set nvidia_repository_key_url to a mirror or a file:// path."
         ) from error
     found = hashlib.sha256(data).hexdigest()
     if found != wanted:
@@ -151,15 +151,9 @@ def fetch_key(repository: Repository, fetch: Fetch) -> bytes:
 
 def update(run: Run) -> None:
     """Fetch this source's list alone, and take any failure for one (apt-get by itself does not)."""
-    options = [
-        "APT::Update::Error-Mode=any",
-        "APT::Get::List-Cleanup=0",
-        "Acquire::Retries=1",
-        "DPkg::Lock::Timeout=600",
-    ]
-    code, said = run(
-        ["apt-get", "update", "-q", *ONLY_OURS, *(word for option in options for word in ("-o", option))]
-    )
+    settings = ("APT::Update::Error-Mode=any", "APT::Get::List-Cleanup=0", "Acquire::Retries=1")
+    options = [word for setting in (*settings, "DPkg::Lock::Timeout=600") for word in ("-o", setting)]
+    code, said = run(["apt-get", "update", "-q", *ONLY_OURS, *options])
     if code != 0:
         wrong = [line for line in said.splitlines() if line.startswith(("E: ", "W: "))]
         raise Refused(

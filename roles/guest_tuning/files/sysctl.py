@@ -1,6 +1,6 @@
 """Kernel settings that run now: `look` compares, `apply` sets and records what was there, `restore` puts that back.
 
-Arguments: the action, and a JSON object {values: {name: value}, record: path}. Prints {changed: {name: [before, after]}}.
+Arguments: the action, and a JSON object {values: {name: value}, record: path}. Prints {changed: {name: [old, new]}}.
 """
 
 import json
