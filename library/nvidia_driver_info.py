@@ -118,6 +118,10 @@ reboot:
   returned: always
   type: list
   elements: str
+effect_due:
+  description: Whether something that is installed or set is not in effect.
+  returned: always
+  type: bool
 driver:
   description: As in C(gpu_info).
   returned: always

@@ -217,6 +217,8 @@ def judge(facts: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
     holds = to_hold(Asked(tuple(packages), Path(), branch), known, record)
     unheld = [name for name in holds if known[name].want != "hold"]
     watts = wanted.power_limit_watts
+    reboot = reboot_reasons(facts, wanted, facts["disk"]["version"]) if manage else []
+    errors = driver_errors(facts)
     return {
         "owner": whose,
         "manage": manage,
@@ -231,6 +233,7 @@ def judge(facts: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
         ),
         "initramfs_due": facts["initramfs_done"] != wanted.digest,
         "loaded": facts["driver"]["module_version"] is not None,
-        "reboot": reboot_reasons(facts, wanted, facts["disk"]["version"]) if manage else [],
-        "errors": driver_errors(facts),
+        "reboot": reboot,
+        "errors": errors,
+        "effect_due": bool(missing or reboot or errors or facts["driver"]["module_version"] is None),
     }

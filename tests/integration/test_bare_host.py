@@ -17,6 +17,10 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "output length -1": ({"sglang_verify_output_tokens": -1}, ("sglang_verify_output_tokens", "-1")),
     "relative venv": ({"sglang_runtime_venv": "venvs/sglang"}, ("sglang_runtime_venv", "venvs/sglang")),
     "unknown release": ({"sglang_runtime_release": "0.4.0"}, ("sglang_runtime_release", "0.4.0")),
+    "several CUDA_HOMEs": (
+        {"sglang_server_cuda_home": "/usr/local/cuda:/opt/cuda"},
+        ("sglang_server_cuda_home", "/usr/local/cuda:/opt/cuda"),
+    ),
     "vocabulary too large": ({"sglang_verify_vocab_size": 2049}, ("2048", "2049")),
 }
 

@@ -90,14 +90,10 @@ def assert_refused(host: Host, run: Run, before: list[str], *named: str) -> None
 
 def installed(host: Host) -> dict[str, str]:
     """{package: version} of the driver's, with a mark on those on hold."""
-    text = host.sh(
-        "dpkg-query -W -f '${Package} ${Version} ${db:Status-Want}\\n' 'nvidia-*' 'libcuda1' 'libnvidia-*'"
-    )
-    return {
-        name: f"{version} {want}"
-        for name, version, want in map(str.split, text.splitlines())
-        if want != "unknown"
-    }
+    form = "${Package}|${Version}|${db:Status-Want}\\n"
+    text = host.sh(f"dpkg-query -W -f '{form}' 'nvidia-*' 'libcuda1' 'libnvidia-*'")
+    rows = [line.split("|") for line in text.splitlines()]
+    return {name: f"{version} {want}" for name, version, want in rows if version}
 
 
 @pytest.fixture(scope="module")
