@@ -206,7 +206,7 @@ def remove(run: Run, asked: Asked) -> Done:
         return Done(False)
     packages = query(run)
     holds = [name for name in record.held if name in packages and packages[name].want == "hold"]
-    gone, why = to_purge(run, record.installed, record.requested, packages)
+    gone, why = to_purge(run, record.installed, record.requested, record.held, packages)
     if why:
         raise Refused(why)
     if asked.check:

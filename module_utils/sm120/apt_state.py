@@ -99,21 +99,36 @@ def refusal(
 
 
 def to_purge(
-    run: Run, ours: Iterable[str], requested: Iterable[str], packages: dict[str, Package]
+    run: Run,
+    ours: Iterable[str],
+    requested: Iterable[str],
+    unheld: Iterable[str],
+    packages: dict[str, Package],
 ) -> tuple[list[str], str]:
-    """(what can go without taking anything else along, why some stays)."""
-    present = [name for name in ours if name in packages and packages[name].status != "not-installed"]
+    """(what can go without taking anything else along, why some stays). What the operator holds stays."""
+    keep = set(held(packages)) - set(unheld)
+    present = [
+        name
+        for name in ours
+        if name in packages and packages[name].status != "not-installed" and name not in keep
+    ]
+
+    def purged(names: list[str], *options: str) -> Simulation:
+        # `unheld` are released before the real purge.
+        return simulate(run, "purge", names, "--allow-change-held-packages", *options)
+
     if not present:
         return [], ""
-    whole = simulate(run, "purge", present)
-    extra = sorted(set(whole.remove) - set(present))
-    if not whole.error and not extra:
+    whole = purged(present)
+    if whole.error:
+        return [], whole.error
+    if set(whole.remove) <= set(present):
         return present, ""
     # Something else needs part of it by now: what was asked for goes, and what nothing needs after it.
     asked = [name for name in present if name in set(requested)]
-    first = simulate(run, "purge", asked) if asked else Simulation({}, (), "")
-    needed_by = sorted(set(first.remove) - set(present))
-    if first.error or needed_by:
-        return [], f"{', '.join(asked)} is needed by {', '.join(needed_by) or first.error}"
-    after = simulate(run, "purge", asked, "--auto-remove")
-    return [name for name in present if name in set(after.remove)], ""
+    if not asked:
+        return [], ""
+    needed_by = sorted(set(purged(asked).remove) - set(present))
+    if needed_by:
+        return [], f"{', '.join(asked)} needed by {', '.join(needed_by)}"
+    return [name for name in present if name in set(purged(asked, "--auto-remove").remove)], ""

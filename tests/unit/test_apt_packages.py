@@ -118,9 +118,19 @@ class Apt:
         names = [
             name for name in argv[argv.index(action) + 1 :] if not name.startswith("-") and "::" not in name
         ]
-        return {"install": self.install, "purge": self.purge, "update": lambda *_: (0, "")}[action](
-            names, "-s" in argv
-        )
+        simulated = "-s" in argv
+        if action == "install":
+            return self.install(names, simulated)
+        if action == "purge":
+            if "--allow-change-held-packages" not in argv and any(
+                self.state[each].want == "hold" for each in names
+            ):
+                return (
+                    100,
+                    "E: Held packages were changed and -y was used without --allow-change-held-packages.",
+                )
+            return self.purge(names, simulated)
+        return 0, ""
 
     def needed(self, name: str) -> list[str]:
         return [*(each for need in self.offered[name][1] for each in self.needed(need)), name]
@@ -226,7 +236,8 @@ def test_what_something_else_needs_by_now_stays(apt: Apt, asked: Callable[..., A
     ask = asked("driver", "modules")
     install(apt, ask)
     apt.install(["zfs-dkms"], False)
-    gone, why = to_purge(apt, ["driver", "library", "modules", "dkms"], ["driver", "modules"], apt.state)
+    ours = ["driver", "library", "modules", "dkms"]
+    gone, why = to_purge(apt, ours, ["driver", "modules"], ours, apt.state)
     assert (set(gone), why) == ({"driver", "modules"}, "")
 
 
@@ -260,3 +271,11 @@ def test_a_record_survives_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "sglang-sm120" / "r.json"
     record.save(path)
     assert (Record.load(path), oct(path.stat().st_mode & 0o777)) == (record, "0o600")
+
+
+def test_what_the_operator_holds_by_now_stays(apt: Apt, asked: Callable[..., Asked]) -> None:
+    ask = asked("driver", "modules")
+    install(apt, ask)
+    apt(["apt-mark", "hold", "dkms"])
+    remove(apt, ask)
+    assert set(apt.state) == {"base", "dkms"}
