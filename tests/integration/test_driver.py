@@ -281,6 +281,7 @@ def test_an_nvcc_that_is_too_old(host: Host) -> None:
 def test_teardown_leaves_the_host_as_it_was(host: Host, pristine: list[str]) -> None:
     run = host.play(playbook="playbooks/teardown.yml", teardown_confirm=host.name)
     assert run.rc == 0, run.stdout
+    assert host.read("/run/made-up-gpus/watts") == "700\n"  # the cards' own limit again
     host.sh(f"{MACHINE} clear")
     assert_same(pristine, state(host))
     assert host.read("/srv/made-up/initramfs-calls").splitlines() == ["-u -k all"] * 2

@@ -45,6 +45,8 @@ case "$*" in
          s/^\( *Current Power Limit  *: \)[0-9].*/\1$watts.00 W/" /srv/made-up/smi-q ;;
   "-pm 1") echo Enabled > $state/persistence ;;
   "-pl "*) echo "$2" > $state/watts ;;
+  "-i "*" -pl "*) echo "${4%.*}" > $state/watts ;;
+  --query-gpu=index,power.default_limit*) printf '0, 700.00\n1, 700.00\n' ;;
   --query-gpu=pci.bus_id*) printf '00000000:00:06.0, 0, 12.0\n00000000:00:07.0, 1, 12.0\n' ;;
   *) ;;
 esac
