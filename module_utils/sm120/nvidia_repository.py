@@ -49,7 +49,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class System:
-    """The distribution (`debian12`), its codename, and the components that apt already has."""
+    """The distribution (`debian12`), its codename, and on Debian the components that apt already has."""
 
     distribution: str
     codename: str
@@ -66,6 +66,8 @@ def parse_os_release(text: str) -> tuple[str, str]:
 
 def examine(run: Run, root: Path = Path("/")) -> System:
     distribution, codename = parse_os_release((root / "etc/os-release").read_text(encoding="utf-8"))
+    if not distribution.startswith("debian"):
+        return System(distribution, codename, frozenset())
     code, text = run(["apt-get", "indextargets", "--format", "$(COMPONENT)", "Created-By: Packages"])
     return System(distribution, codename, frozenset(text.split()) if code == 0 else frozenset())
 
