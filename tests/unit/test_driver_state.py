@@ -125,6 +125,25 @@ def test_a_good_driver_of_somebody_else_is_left_alone(tmp_path: Path, version: s
     assert (judged["packages_due"], judged["packages"], judged["reboot"]) == (False, [], [])
 
 
+def test_the_recorded_h200_without_any_package_is_left_alone(tmp_path: Path) -> None:
+    packages = {
+        "cuda-compat-13-0": ("580.95.05-0ubuntu1", "install"),
+        "cuda-driver-dev-13-0": ("13.0.96-1", "install"),
+    }
+    judged = judge(Guest(Machine.recorded(), packages).facts(tmp_path), WANTED)
+    assert (judged["owner"], judged["manage"], judged["problems"], judged["errors"]) == (
+        THEIRS,
+        False,
+        [],
+        [],
+    )
+
+
+def test_proprietary_modules_that_run_an_older_card_are_left_alone(tmp_path: Path) -> None:
+    judged = judge(Guest(Machine(module=PROPRIETARY)).facts(tmp_path), WANTED)
+    assert (judged["owner"], judged["problems"]) == (THEIRS, [])
+
+
 def test_adopting_holds_and_sets_up_and_installs_nothing(tmp_path: Path) -> None:
     machine = Machine(card=RTX_PRO_6000, capability="12.0", uvm_disable_hmm="N")
     guest = Guest(machine, packages={"nvidia-dkms-580-open": (VERSION, "install"), "gcc": ("12", "install")})
