@@ -11,6 +11,7 @@ description:
   - Writes one deb822 source and the key that alone may sign it, and fetches its lists. apt as a whole gets no key.
   - The key is checked against a SHA-256 before anything is written. What fails afterwards is put back.
   - Several roles may use it. The last one that lets go takes it along.
+  - Where the host has this very source already, by somebody else, nothing is written.
 author: sglang-sm120 contributors
 attributes:
   check_mode:
@@ -114,7 +115,7 @@ def main() -> None:
         return data
 
     try:
-        host = repository.Host(run_apt, fetch, repository.examine(run_apt), Path(given["record"]))
+        host = repository.Host(run_apt, fetch, repository.examine(), Path(given["record"]))
         diff = []
         if given["state"] == "absent":
             changed = repository.absent(host, given["user"], module.check_mode)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import own_files
+from .apt_sources import Source
+from .apt_sources import sources as sources_of
 from .apt_state import Run
 
 NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos"
@@ -49,11 +51,11 @@ class Repository:
 
 @dataclass(frozen=True)
 class System:
-    """The distribution (`debian12`), its codename, and on Debian the components that apt already has."""
+    """The distribution (`debian12`), its codename, and the sources that others gave apt."""
 
     distribution: str
     codename: str
-    components: frozenset[str]
+    sources: tuple[Source, ...] = ()
 
 
 def parse_os_release(text: str) -> tuple[str, str]:
@@ -64,12 +66,10 @@ def parse_os_release(text: str) -> tuple[str, str]:
     return values.get("ID", "") + version, values.get("VERSION_CODENAME", "")
 
 
-def examine(run: Run, root: Path = Path("/")) -> System:
+def examine(root: Path = Path("/")) -> System:
     distribution, codename = parse_os_release((root / "etc/os-release").read_text(encoding="utf-8"))
-    if not distribution.startswith("debian"):
-        return System(distribution, codename, frozenset())
-    code, text = run(["apt-get", "indextargets", "--format", "$(COMPONENT)", "Created-By: Packages"])
-    return System(distribution, codename, frozenset(text.split()) if code == 0 else frozenset())
+    theirs = tuple(source for source in sources_of(root) if source.file != SOURCES)
+    return System(distribution, codename, theirs)
 
 
 def resolve(asked: Repository, system: System) -> Repository:
@@ -87,8 +87,18 @@ def resolve(asked: Repository, system: System) -> Repository:
         url=url.rstrip("/"),
         key_url=asked.key_url or f"{url.rstrip('/')}/{KEYRING}",
         key_sha256=sha256.lower(),
-        contrib_url=asked.contrib_url if system.distribution.startswith("debian") else "",
+        contrib_url=asked.contrib_url if contrib_missing(system) else "",
     )
+
+
+def contrib_missing(system: System) -> bool:
+    has = any("contrib" in source.components for source in system.sources)
+    return system.distribution.startswith("debian") and not has
+
+
+def configured_by_others(repository: Repository, system: System) -> bool:
+    """Whether the host has this very source already. A second one with another key makes apt refuse to work at all."""
+    return any(source.uri == repository.url and source.suite == repository.suite for source in system.sources)
 
 
 def key_path(key: bytes) -> str:
@@ -178,9 +188,12 @@ def present(host: Host, asked: Repository, user: str, check: bool) -> own_files.
     """Have the source, for one more user; on failure put everything back."""
     record = own_files.load(host.record)
     users = list(dict.fromkeys([*((record.extra or {}).get("users", []) if record else []), user]))
-    contrib = "contrib" in host.system.components and not (record and (record.extra or {}).get("contrib"))
-    repository = resolve(replace(asked, contrib_url="" if contrib else asked.contrib_url), host.system)
-    extra = {"users": users, "key_sha256": repository.key_sha256, "contrib": bool(repository.contrib_url)}
+    repository = resolve(asked, host.system)
+    if configured_by_others(repository, host.system):
+        if record is not None and not check:
+            own_files.take_away(record, host.record)
+        return own_files.Change({}, (), own_files.Record({}), record is not None, {})
+    extra = {"users": users, "key_sha256": repository.key_sha256}
     key_files = {path: b"" for path in (record.files if record else {}) if path.startswith(KEY)}
     same_key = (
         bool(key_files) and (record.extra or {}).get("key_sha256") == repository.key_sha256

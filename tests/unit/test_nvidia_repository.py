@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.sm120 import nvidia_repository as repository
+from ansible.module_utils.sm120.apt_sources import Source
 from ansible.module_utils.sm120.nvidia_repository import (
     Host,
     Refused,
@@ -21,8 +22,9 @@ from ansible.module_utils.sm120.nvidia_repository import (
 )
 
 ARMOURED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----\n"
-NOBLE = System("ubuntu2404", "noble", frozenset({"main", "universe"}))
-BOOKWORM = System("debian12", "bookworm", frozenset({"main"}))
+NOBLE = System("ubuntu2404", "noble")
+BOOKWORM = System("debian12", "bookworm")
+CONTRIB = Source("/etc/apt/sources.list", "http://deb.debian.org/debian", "bookworm", ("main", "contrib"))
 
 
 def sha256(data: bytes) -> str:
@@ -65,12 +67,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_addresses_of_each_distribution() -> None:
     for name, digest in repository.KEYRINGS.items():
-        found = resolve(Repository(), System(name, "x", frozenset()))
+        found = resolve(Repository(), System(name, "x"))
         assert found.url == f"https://developer.download.nvidia.com/compute/cuda/repos/{name}/x86_64"
         assert found.key_url == f"{found.url}/cuda-keyring_1.1-1_all.deb"
         assert (found.key_sha256, len(digest)) == (digest, 64)
     with pytest.raises(Refused, match="gentoo"):
-        resolve(Repository(), System("gentoo", "", frozenset()))
+        resolve(Repository(), System("gentoo", ""))
 
 
 @pytest.mark.parametrize(
@@ -160,11 +162,46 @@ def test_contrib_comes_along_on_debian_where_it_is_missing(etc: Path, tmp_path: 
         return Path(repository.SOURCES).read_text()
 
     assert "Components" not in text(NOBLE)
-    assert "Components" not in text(replace(BOOKWORM, components=frozenset({"main", "contrib"})))
-    stanza = "Suites: bookworm\nComponents: contrib\n"
-    assert stanza in text(BOOKWORM)
-    # The next run finds contrib in apt's list because of us.
-    assert stanza in text(replace(BOOKWORM, components=frozenset({"main", "contrib"})))
+    assert "Components" not in text(replace(BOOKWORM, sources=(CONTRIB,)))
+    assert "Suites: bookworm\nComponents: contrib\n" in text(BOOKWORM)
+
+
+def test_a_source_that_the_host_has_already_is_used_as_it_is(etc: Path, tmp_path: Path) -> None:
+    theirs = Source("/etc/apt/sources.list.d/cuda-ubuntu2404-x86_64.list", "http://mirror/cuda", "/", ())
+    before = files(tmp_path)
+    host = make_host(tmp_path, update=100, system=replace(NOBLE, sources=(theirs,)))
+    assert present(host, asked(), "driver", check=False).changed is False
+    assert absent(host, "driver", check=False) is False
+    assert files(tmp_path) == before
+    # Ours was first: it makes room.
+    present(make_host(tmp_path), asked(), "driver", check=False)
+    assert present(host, asked(), "driver", check=False).changed is True
+    assert files(tmp_path) == before
+
+
+def test_the_sources_of_a_host_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/apt/sources.list.d"
+    folder.mkdir(parents=True)
+    (tmp_path / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n')
+    (tmp_path / "etc/apt/sources.list").write_text(
+        "# deb http://commented/ out main\ndeb-src http://src/ bookworm main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://deb.debian.org/debian/ bookworm main contrib # note\n"
+    )
+    (folder / "cuda.list").write_text("deb [signed-by=/k] https://developer.download.nvidia.com/a/ /\n")
+    (folder / "off.sources").write_text("Types: deb\nURIs: http://off/\nSuites: x\nEnabled: no\n")
+    (folder / "two.sources").write_text(
+        "# a note\nTypes: deb deb-src\nURIs: http://one/\n http://two\nSuites: x\nComponents: main\n extra\n"
+    )
+    (folder / "old.list.save").write_text("deb http://saved/ x main\n")
+    Path(tmp_path, repository.SOURCES.lstrip("/")).write_text("Types: deb\nURIs: http://ours/\nSuites: /\n")
+    system = repository.examine(tmp_path)
+    assert system.distribution == "debian12"
+    assert [(each.uri, each.suite, each.components) for each in system.sources] == [
+        ("http://deb.debian.org/debian", "bookworm", ("main", "contrib")),
+        ("https://developer.download.nvidia.com/a", "/", ()),
+        ("http://one", "x", ("main", "extra")),
+        ("http://two", "x", ("main", "extra")),
+    ]
 
 
 @pytest.fixture
