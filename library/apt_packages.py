@@ -83,6 +83,10 @@ problem:
   description: Why nothing was done, or what failed and was taken back.
   returned: failure
   type: str
+undone:
+  description: Whether packages were installed and taken back.
+  returned: failure
+  type: bool
 """
 
 from pathlib import Path
@@ -119,10 +123,10 @@ def main() -> None:
         done = (remove if absent else install)(run_apt, asked)
     except Refused as why:
         problem = f"Wanted: {what}. Found: {why}. Nothing was installed or removed. {given['fix']}".strip()
-        module.fail_json(msg=problem, problem=problem)
+        module.fail_json(msg=problem, problem=problem, undone=False)
     except Undone as why:
         problem = f"Wanted: {what}. Found: apt-get failed and was taken back: {why}. {given['fix']}".strip()
-        module.fail_json(msg=problem, problem=problem)
+        module.fail_json(msg=problem, problem=problem, undone=True)
     except (OSError, ValueError, KeyError, TypeError) as why:
         problem = f"Wanted: {what}, and a readable record {asked.record}. Found: {type(why).__name__}: {why}."
         module.fail_json(msg=problem, problem=problem)

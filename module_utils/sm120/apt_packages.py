@@ -157,9 +157,7 @@ def install(run: Run, asked: Asked) -> Done:
     new: dict[str, str] = {}
     if wrong:
         if asked.update and not asked.check:
-            run(
-                ["apt-get", "update", "-q", *LOCK_WAIT]
-            )  # others' sources may fail; the plan tells what is missing
+            run(["apt-get", "update", "-q", *LOCK_WAIT])  # sources of others may fail: the plan tells
         planned = plan(run, asked, packages, record, wrong)
         new = {name: then for name, (now, then) in planned.install.items() if not now}
         if asked.check:
