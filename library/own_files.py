@@ -49,6 +49,11 @@ written:
   returned: success
   type: list
   elements: str
+replaced:
+  description: Those of them that were there already.
+  returned: success
+  type: list
+  elements: str
 removed:
   description: Paths removed.
   returned: success
@@ -95,6 +100,7 @@ def main() -> None:
     module.exit_json(
         changed=changed,
         written=list(change.write),
+        replaced=[path for path in change.write if path in change.before],
         removed=list(change.remove),
         diff=[
             {

@@ -58,7 +58,7 @@ def test_a_file_no_longer_wanted_goes_and_a_changed_one_is_put_right(
     run_module(module.main, files={one: "1\n", two: "2\n"}, record=str(record(root)))
     Path(two).write_text("by hand\n")
     code, told = run_module(module.main, files={two: "2\n"}, record=str(record(root)))
-    assert (code, told["written"], told["removed"]) == (0, [two], [one])
+    assert (code, told["written"], told["replaced"], told["removed"]) == (0, [two], [two], [one])
     assert (Path(one).exists(), Path(two).read_text()) == (False, "2\n")
 
 
