@@ -51,11 +51,18 @@ def parse_simulation(code: int, text: str) -> Simulation:
             install[done[1]] = (done[2] or "", done[3])
         elif done := re.match(r"(?:Remv|Purg) (\S+)", line):
             remove.append(done[1])
-    wrong = [
-        line.strip() for line in text.splitlines() if re.match(r"E: | \S+ : |\s{4,}(?:\S+: )?\S+ ", line)
-    ]
-    error = "" if code == 0 else "; ".join(wrong) or f"apt-get ended with {code}"
+    error = "" if code == 0 else "; ".join(complaints(text)) or f"apt-get ended with {code}"
     return Simulation(install, tuple(remove), error)
+
+
+def complaints(text: str) -> list[str]:
+    """Errors, and the indented lines that belong to one or to the list of unmet dependencies."""
+    found, inside = [], False
+    for line in text.splitlines():
+        inside = line.startswith("E: ") or "unmet dependencies" in line or inside and line.startswith(" ")
+        if inside and not line.endswith("unmet dependencies:"):
+            found.append(" ".join(line.split()))
+    return found
 
 
 def query(run: Run) -> dict[str, Package]:

@@ -53,6 +53,10 @@ def test_what_apt_would_do_is_read() -> None:
     [
         (UNMET, "nva : Depends: nvb (= 580.1-1) but 590.1-1 is to be installed"),
         ("E: Unable to locate package nothere\n", "nothere"),
+        (
+            "E: Unable to satisfy dependencies. Conflicting assignments:\n   1. nva:amd64 is selected\n",
+            "1. nva:amd64",
+        ),
         ("", "100"),
     ],
 )
