@@ -59,7 +59,7 @@ def complaints(text: str) -> list[str]:
     """Errors, and the indented lines that belong to one or to the list of unmet dependencies."""
     found, inside = [], False
     for line in text.splitlines():
-        inside = line.startswith("E: ") or "unmet dependencies" in line or inside and line.startswith(" ")
+        inside = line.startswith("E: ") or "unmet dependencies" in line or (inside and line.startswith(" "))
         if inside and not line.endswith("unmet dependencies:"):
             found.append(" ".join(line.split()))
     return found
