@@ -218,6 +218,11 @@ class Key:
         command = ["--digest-algo", "SHA256", "--clearsign", "--output", "InRelease", "Release"]
         subprocess.run([*self.gpg, *command], check=True, capture_output=True, cwd=folder)
 
+    def close(self) -> None:
+        """gpg leaves an agent behind."""
+        home = self.gpg[self.gpg.index("--homedir") + 1]
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=True)
+
     def keyring(self, folder: Path) -> str:
         """NVIDIA's keyring package around this key; its SHA-256."""
         tree = folder / "tree"
@@ -258,4 +263,6 @@ def make(folder: Path, kernel: str) -> str:
     index(served)
     key = Key(folder / "gnupg")
     key.sign(served)
-    return key.keyring(served)
+    sha256 = key.keyring(served)
+    key.close()
+    return sha256
