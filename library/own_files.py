@@ -28,6 +28,10 @@ options:
     description: Path of the record. Its folder is made, for root alone.
     type: path
     required: true
+  mode:
+    description: Mode of the files, in octal.
+    type: str
+    default: "0644"
   state:
     description: V(present) writes, V(absent) takes away.
     type: str
@@ -72,6 +76,7 @@ def main() -> None:
         argument_spec={
             "files": {"type": "dict", "default": {}},
             "record": {"type": "path", "required": True},
+            "mode": {"type": "str", "default": "0644"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
@@ -79,18 +84,19 @@ def main() -> None:
     kept = Path(module.params["record"])
     wanted = {path: str(text).encode() for path, text in module.params["files"].items()}
     try:
+        mode = int(module.params["mode"], 8)
         record = own_files.load(kept)
         absent = module.params["state"] == "absent"
         if absent:
             change = own_files.plan({}, record or own_files.Record({}))
         else:
-            change = own_files.plan(wanted, record)
+            change = own_files.plan(wanted, record, mode=mode)
         changed = record is not None if absent else change.changed
         if changed and not module.check_mode:
             if absent and record is not None:
                 own_files.take_away(record, kept)
             else:
-                own_files.apply(change, kept)
+                own_files.apply(change, kept, mode)
     except (OSError, ValueError, KeyError, own_files.NotOurs) as problem:
         module.fail_json(
             msg=f"Wanted: {', '.join(wanted) or kept} written or removed by us alone. Found: {problem}. "

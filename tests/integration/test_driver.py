@@ -181,17 +181,33 @@ def test_refused_with_one_message_and_nothing_changed(host: Host, pristine: list
     assert_same(pristine, state(host))
 
 
-def test_a_good_driver_of_somebody_else_is_left_alone(host: Host, pristine: list[str]) -> None:
-    smi = nvidia_packages.NVIDIA_SMI.replace("VERSION", "595.58.03")
-    host.sh(
-        f"cat > /usr/bin/nvidia-smi && chmod 755 /usr/bin/nvidia-smi && {MACHINE} driver 595.58.03 open", smi
-    )
+FOREIGN = """
+for name in libcuda1 libnvidia-ml1 nvidia-driver-cuda; do
+  python3 -c 'import sys, urllib.request as r; r.urlretrieve(sys.argv[1], "/srv/a.deb")' URL/${name}_VERSION_amd64.deb
+  dpkg -i /srv/a.deb
+done
+rm /srv/a.deb
+"""
+
+
+def test_a_good_driver_of_somebody_else_is_left_alone_or_adopted(host: Host, pristine: list[str]) -> None:
+    foreign = FOREIGN.replace("URL", host.variables["nvidia_repository_url"])
+    host.sh(foreign.replace("VERSION", nvidia_packages.NEWER) + f"{MACHINE} driver 590.48.01 open")
     before = state(host)
     run = host.play(playbook=DRIVER)
     assert run.rc == 0, run.stdout
     assert run.changed == 0
     assert_same(before, state(host))
-    host.sh(f"rm /usr/bin/nvidia-smi; {MACHINE} clear")
+    adopted = {"nvidia_driver_module_options": {}, "nvidia_driver_power_limit_watts": 500}
+    run = host.play(playbook=DRIVER, nvidia_driver_adopt=True, **adopted)
+    assert run.rc == 0, run.stdout
+    assert set(installed(host).values()) == {f"{nvidia_packages.NEWER} hold"}
+    assert re.findall(r"Current Power Limit +: (\d+)", host.sh("nvidia-smi -q")) == ["500"] * 2
+    assert not host.exists("/etc/apt/sources.list.d/nvidia-sm120.sources")
+    run = host.play(playbook=DRIVER, nvidia_driver_state="absent")
+    assert run.rc == 0, run.stdout
+    assert_same(before, state(host))
+    host.sh(f"dpkg -P nvidia-driver-cuda libnvidia-ml1 libcuda1; rm -r /run/made-up-gpus; {MACHINE} clear")
     assert_same(pristine, state(host))
 
 

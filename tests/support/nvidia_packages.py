@@ -41,7 +41,8 @@ case "$*" in
   -q)
     persistence=$(cat $state/persistence 2>/dev/null || echo Disabled)
     watts=$(cat $state/watts 2>/dev/null || echo 700)
-    sed "s/^\( *Persistence Mode  *: \).*/\1$persistence/
+    sed "s/^\(Driver Version  *: \).*/\1$library/
+         s/^\( *Persistence Mode  *: \).*/\1$persistence/
          s/^\( *Current Power Limit  *: \)[0-9].*/\1$watts.00 W/" /srv/made-up/smi-q ;;
   "-pm 1") echo Enabled > $state/persistence ;;
   "-pl "*) echo "$2" > $state/watts ;;
