@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from . import own_files
 from .apt_sources import Source
 from .apt_sources import sources as sources_of
 from .apt_state import Run
+from .storage import sha256
 
 NVIDIA = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
@@ -152,7 +152,7 @@ def fetch_key(repository: Repository, fetch: Fetch) -> bytes:
             f"Wanted: the key at {url}. Found: {error}. "
             "Look at network and proxy of this host, or set nvidia_repository_key_url to a mirror or a file:// path."
         ) from error
-    found = hashlib.sha256(data).hexdigest()
+    found = sha256(data)
     if found != wanted:
         raise Refused(
             f"Wanted: SHA-256 {wanted} of {url}. Found: {found} ({len(data)} bytes). "
@@ -172,6 +172,15 @@ def update(run: Run) -> None:
             f"Wanted: the package lists named in {SOURCES}. Found: {' '.join(wrong)[:600] or said[-400:]}. "
             "Look at the network, or set nvidia_repository_url to a mirror."
         )
+
+
+def kept_key(record: own_files.Record | None, key_sha256: str) -> dict[str, bytes]:
+    """{path: key} of the key that is there, as it was written from a download with this checksum."""
+    if record is None or (record.extra or {}).get("key_sha256") != key_sha256:
+        return {}
+    there = {path: Path(path) for path in record.files if path.startswith(KEY)}
+    keys = {path: file.read_bytes() for path, file in there.items() if file.is_file()}
+    return {path: key for path, key in keys.items() if sha256(key) == record.files[path]}
 
 
 @dataclass(frozen=True)
@@ -194,21 +203,12 @@ def present(host: Host, asked: Repository, user: str, check: bool) -> own_files.
             own_files.take_away(record, host.record)
         return own_files.Change({}, (), own_files.Record({}), record is not None, {})
     extra = {"users": users, "key_sha256": repository.key_sha256}
-    key_files = {path: b"" for path in (record.files if record else {}) if path.startswith(KEY)}
-    same_key = (
-        bool(key_files) and (record.extra or {}).get("key_sha256") == repository.key_sha256
-        if record
-        else False
-    )
-    if same_key:
-        files = {path: Path(path).read_bytes() for path in key_files if Path(path).is_file()}
-        same_key = bool(files)
-    if not same_key:
-        if check:
-            files = {KEY + ".gpg": b""}
-        else:
-            key = fetch_key(repository, host.fetch)
-            files = {key_path(key): key}
+    files = kept_key(record, repository.key_sha256)
+    if not files and check:
+        files = {KEY + ".gpg": b""}
+    elif not files:
+        key = fetch_key(repository, host.fetch)
+        files = {key_path(key): key}
     files[SOURCES] = sources(repository, next(iter(files)), host.system).encode()
     change = own_files.plan(files, record, extra)
     if change.changed and not check:

@@ -91,7 +91,8 @@ def apply(change: Change, record_path: Path, mode: int = 0o644) -> None:
     write_file(record_path, Record(both, change.record.folders, change.record.extra).dump(), 0o600)
     for path, data in change.write.items():
         for folder in _missing_folders(path):
-            Path(folder).mkdir(mode=0o755)
+            Path(folder).mkdir()
+            Path(folder).chmod(0o755)  # whatever the umask: apt reads its key as another user
         write_file(Path(path), data, mode)
     for path in change.remove:
         Path(path).unlink(missing_ok=True)

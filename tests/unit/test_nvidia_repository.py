@@ -97,6 +97,10 @@ def test_written_kept_and_let_go_of(etc: Path, tmp_path: Path) -> None:
     assert f"Signed-By: {etc}/apt/keyrings/nvidia-sm120.asc" in text
     gone = replace(asked(), key_url="http://gone")  # nothing is fetched again
     assert present(host, gone, "driver", check=False).changed is False
+    assert (etc / "apt/keyrings").stat().st_mode & 0o777 == 0o755
+    (etc / "apt/keyrings/nvidia-sm120.asc").write_bytes(b"another key")  # it is fetched and checked again
+    assert present(host, asked(), "driver", check=False).changed is True
+    assert files(etc) == now
     assert present(host, asked(), "toolkit", check=False).changed is True
     assert absent(host, "driver", check=False) is True
     assert files(etc) == now
