@@ -43,6 +43,7 @@ TOOLS = {
     "mmdebstrap": "mmdebstrap debian-archive-keyring",
     "ssh-keygen": "openssh-client",
     "shellcheck": "shellcheck",
+    "gpg": "gpg gpg-agent",  # signs the packages that tests make
 }
 # pip's settings that decide where packages come from and whether the way there is trusted.
 PIP_SETTINGS = (

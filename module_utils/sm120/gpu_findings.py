@@ -13,7 +13,9 @@ ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
 Finding = dict[str, str]
 
-OPEN_MODULES = "set nvidia_driver_flavour: open (the default) and run playbooks/driver.yml"
+OPEN_MODULES = (
+    "run playbooks/driver.yml: it names the packages to take away, and installs the open modules after that"
+)
 # Blackwell runs on the open kernel modules alone (NVIDIA's README of the open modules, "supported GPUs").
 OPEN_ONLY_FROM = (10, 0)
 SM120 = (12, 0)
@@ -119,7 +121,7 @@ def driver_findings(facts: dict[str, Any]) -> Iterator[Finding]:
             "driver",
             "uvm_disable_hmm=1: with several of these cards NCCL's peer transfers lock up without it",
             "uvm_disable_hmm=0",
-            "run playbooks/driver.yml (nvidia_driver_module_options has it) and reboot",
+            "run playbooks/driver.yml (with nvidia_driver_adopt: true when it did not install the driver) and reboot",
         )
 
 
@@ -225,7 +227,7 @@ def gpu_findings(gpu: dict[str, Any], wanted: Wanted, peers: bool) -> Iterator[F
             me,
             "persistence on",
             "off: the driver unloads the card between programs, and its power limit with it",
-            "run playbooks/driver.yml, or: systemctl enable --now nvidia-persistenced",
+            "run playbooks/driver.yml (with nvidia_driver_adopt: true when it did not install the driver)",
         )
     limit, default = gpu["power_limit_watts"], gpu["power_limit_default_watts"]
     if limit and default and limit < default:
@@ -348,7 +350,7 @@ def host_findings(facts: dict[str, Any], wanted: Wanted) -> Iterator[Finding]:
             "swap",
             "vm.swappiness at most 10: pinned pages and page cache of weights push others out",
             f"{host['swappiness']} with {host['swap_mib']} MiB of swap",
-            "run playbooks/driver.yml with guest_tuning_state: present",
+            "run playbooks/driver.yml with guest_tuning_enabled: true",
         )
     if host["numa_balancing"] and host["numa_nodes"] > 1:
         yield finding(
@@ -356,7 +358,7 @@ def host_findings(facts: dict[str, Any], wanted: Wanted) -> Iterator[Finding]:
             "numa",
             "kernel.numa_balancing=0: page migration stalls the threads that feed GPUs",
             f"{host['numa_balancing']} on {host['numa_nodes']} nodes",
-            "run playbooks/driver.yml with guest_tuning_state: present",
+            "run playbooks/driver.yml with guest_tuning_enabled: true",
         )
 
 

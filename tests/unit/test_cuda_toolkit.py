@@ -32,7 +32,15 @@ def venv(tmp_path: Path) -> Path:
 
 
 def ask(action: str, venv: Path, **given: Any) -> dict[str, Any]:
-    asked = {"method": "pip", "venv": str(venv), "path": "", "folder": "cu13", "packages": PACKAGES, **given}
+    asked = {
+        "method": "pip",
+        "venv": str(venv),
+        "path": "",
+        "folder": "cu13",
+        "packages": PACKAGES,
+        "names": [],
+        **given,
+    }
     command = [sys.executable, "-I", str(SCRIPT), action, json.dumps(asked)]
     answer: dict[str, Any] = json.loads(subprocess.check_output(command, text=True))
     return answer
@@ -87,3 +95,26 @@ def test_an_existing_toolkit_is_handed_on_by_its_real_path(venv: Path, tmp_path:
     assert ask("complete", venv, method="existing", path=str(tmp_path / "cuda"))["links"] == []
     assert snapshot(venv) == before
     assert ask("look", venv, method="existing", path=str(tmp_path / "none"))["home"] == ""
+
+
+def test_architectures_are_asked_of_the_compiler_itself(venv: Path, tmp_path: Path) -> None:
+    assert ask("look", venv)["architectures"] == [
+        "Cuda",
+        "compilation",
+        "tools,",
+        "release",
+        "13.0,",
+        "V13.0.88",
+    ]
+    nvcc = Path(ask("look", venv)["home"]) / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\n[ $1 = --list-gpu-arch ] && printf 'compute_90\\ncompute_120\\n'\n")
+    assert ask("look", venv)["architectures"] == ["compute_90", "compute_120"]
+    nvcc.write_text("#!/bin/sh\nexit 1\n")  # too old to know the option
+    assert ask("look", venv)["architectures"] == []
+
+
+def test_packages_of_the_method_apt_are_asked_of_dpkg(venv: Path, tmp_path: Path) -> None:
+    home = ask("look", venv)["home"]
+    found = ask("look", venv, method="apt", path=home, names=["dpkg", "cuda-nvcc-0-0"])
+    assert (found["home"], found["links"]) == (home, [])
+    assert found["wrong"] == {"cuda-nvcc-0-0": ""}

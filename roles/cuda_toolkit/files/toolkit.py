@@ -1,6 +1,6 @@
 """Looks at a CUDA toolkit, or adds (`complete`) or removes (`strip`) what linking needs beside the wheels.
 
-Arguments: look|complete|strip, and a JSON object {method, venv, path, folder, packages}. Prints JSON.
+Arguments: look|complete|strip, and a JSON object {method, venv, path, folder, packages, names}. Prints JSON.
 """
 
 import glob
@@ -37,6 +37,30 @@ def nvcc_version(home):
         return ""
     found = re.search(r"release (\d+\.\d+)", said)
     return found.group(1) if found else ""
+
+
+def nvcc_architectures(home):
+    """Virtual architectures that it compiles for, such as compute_120; none from one that is too old to tell."""
+    try:
+        said = subprocess.run(
+            [home + "/bin/nvcc", "--list-gpu-arch"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        ).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return said.split()
+
+
+def not_installed(names):
+    """{package: ""} of those that dpkg does not have whole."""
+    command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
+    try:
+        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode()
+    except OSError:
+        said = ""
+    return {name: "" for name in names if name + " installed" not in said.splitlines()}
 
 
 def wanted_links(home):
@@ -96,6 +120,8 @@ def main():
         wrong = {n: found.get(n, "") for n, v in asked["packages"].items() if found.get(n) != v}
     else:
         home, wrong = os.path.realpath(asked["path"]), {}
+        if asked["method"] == "apt":
+            wrong = not_installed(asked["names"])
     there = bool(home) and os.access(home + "/bin/nvcc", os.X_OK)
     changed = []
     if there and asked["method"] == "pip":
@@ -106,6 +132,7 @@ def main():
                 "venv": bool(site),
                 "home": home if there else "",
                 "nvcc": nvcc_version(home) if there else "",
+                "architectures": nvcc_architectures(home) if there else [],
                 "wrong": wrong,
                 "links": changed,
                 "compiler": any(
