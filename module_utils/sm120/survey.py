@@ -131,7 +131,8 @@ def _opened_at(text: str, edit: EditRecord) -> int | None:
     )
     if hit is None:
         return None
-    return next(number for number in range(hit[0], text.count("\n") + 2) if made in _line(text, number))
+    lines = text.splitlines()[hit[0] - 1 :]
+    return next(number for number, line in enumerate(lines, hit[0]) if made in line)
 
 
 def _after(pristine: bytes, edit: EditRecord) -> str:

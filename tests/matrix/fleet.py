@@ -38,7 +38,10 @@ def play(folder: Path, hosts: dict[str, dict[str, str]], **environment: str) -> 
     """Run the role's entry point `entry` of each host. Each goes its own way: what is edited differs."""
     inventory, record = folder / "hosts.json", folder / "record.jsonl"
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
+    groups: dict[str, Any] = {"entry_main": {"hosts": {}}, "entry_revert": {"hosts": {}}}
+    for name, told in hosts.items():
+        groups[f"entry_{told['entry']}"]["hosts"][name] = told
+    inventory.write_text(json.dumps({"all": {"children": groups, "vars": common}}))
     record.unlink(missing_ok=True)
     done = subprocess.run(
         [
