@@ -112,6 +112,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -128,6 +129,7 @@ class Hub:
 
     def __init__(self, given: dict[str, Any], folder: Path) -> None:
         self.given, self.folder = given, folder
+        self.lock = Lock()  # transfers run side by side
 
     @cached_property
     def token(self) -> Any:
@@ -176,17 +178,23 @@ class Hub:
 
     def bring(self, wanted: HubFile, partial: Path) -> None:
         """By the client's own transfer; its hf_hub_download forgets, from release 1 on, what it had when cut off."""
-        transfer = self.client.file_download.http_get
+        with self.lock:
+            client, token = self.client, self.token
         held = partial.stat().st_size if partial.exists() else 0
-        url = self.client.hf_hub_url(
+        url = client.hf_hub_url(
             self.given["repository"],
             wanted.path,
             revision=self.given["revision"],
             endpoint=self.given["endpoint"],
         )
         with partial.open("ab") as content:
-            headers = self.client.utils.build_hf_headers(token=self.token)
-            transfer(url, content, resume_size=held, headers=headers, expected_size=wanted.size)
+            client.file_download.http_get(
+                url,
+                content,
+                resume_size=held,
+                headers=client.utils.build_hf_headers(token=token),
+                expected_size=wanted.size,
+            )
 
     def explained(self, error: Exception) -> ModelError:
         """An error of the client as one message."""
@@ -270,6 +278,8 @@ def fetch_one(given: dict[str, Any], folder: Path, hub: Hub, wanted: HubFile) ->
 
 def fetch(given: dict[str, Any], folder: Path, hub: Hub, mark: Mark, todo: list[HubFile]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    for name in model_files.listed_before(folder) - {each.path for each in mark.files}:
+        (folder / name).unlink(missing_ok=True)  # of another commit: a server might load it
     model_files.store(folder, mark)
     failed: Exception | None = None
     with ThreadPoolExecutor(max_workers=len(todo)) as pool:

@@ -66,6 +66,14 @@ def load(folder: Path, repository: str, revision: str) -> Mark | None:
     return mark if (mark.repository, mark.revision) == (repository, revision) else None
 
 
+def listed_before(folder: Path) -> set[str]:
+    """The files that the folder's mark lists, of whatever repository and commit it is."""
+    try:
+        return {each["path"] for each in json.loads((folder / MARK).read_text())["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
 def store(folder: Path, mark: Mark) -> None:
     write_file(folder / MARK, mark.dump(), 0o644)
 

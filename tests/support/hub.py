@@ -31,6 +31,7 @@ class Hub:
     """The repository and what is to go wrong with it."""
 
     files: dict[str, bytes]
+    commit: str = COMMIT
     token: str = ""
     cut_at: dict[str, int] = field(default_factory=dict)  # where in the file every connection is cut
     served: dict[str, bytes] = field(default_factory=dict)  # other bytes than those that are listed
@@ -98,10 +99,14 @@ class Handler(BaseHTTPRequestHandler):
         repository, revision = found.group(1, 2) if found else (None, None)
         if repository != REPOSITORY:
             return self.refuse(404, "RepoNotFound")
-        if revision != COMMIT:
+        if revision != hub.commit:
             return self.refuse(404, "RevisionNotFound")
         if info:
-            told = {"id": REPOSITORY, "sha": COMMIT, "siblings": [hub.sibling(name) for name in hub.files]}
+            told = {
+                "id": REPOSITORY,
+                "sha": hub.commit,
+                "siblings": [hub.sibling(name) for name in hub.files],
+            }
             return self.answer(200, json.dumps(told).encode(), Content_Type="application/json")
         assert resolve is not None
         name = resolve[3]
@@ -112,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         listed, content = hub.sibling(name), hub.served.get(name, hub.files[name])
         headers = {
             "ETag": f'"{listed["lfs"]["sha256"] if "lfs" in listed else listed["blobId"]}"',
-            "X_Repo_Commit": COMMIT,
+            "X_Repo_Commit": hub.commit,
             "Accept_Ranges": "bytes",
         }
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")

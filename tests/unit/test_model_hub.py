@@ -134,6 +134,19 @@ def test_a_changed_file_is_brought_again_and_no_other(ask: Ask, hub: Hub, folder
     assert {path.rpartition("/")[2] for method, path, _ in hub.requests if method == "GET"} == {LARGE}
 
 
+def test_another_commit_takes_the_place_of_the_first(ask: Ask, hub: Hub, folder: Path) -> None:
+    fetch_all(ask)
+    (folder / "notes.txt").write_text("not of the hub")
+    hub.requests.clear()
+    hub.commit, new = "f" * 40, CHANCE.randbytes(200_000)
+    del hub.files["model-00002-of-00002.safetensors"]
+    hub.files["config.json"], hub.files["model.safetensors"] = b"{}\n", new
+    assert sorted(ask(revision=hub.commit)["missing"]) == sorted(hub.files)
+    assert ask("fetch", files=list(hub.files), revision=hub.commit)["missing"] == []
+    assert contents(folder) == {**hub.files, "notes.txt": b"not of the hub"}
+    assert hub.gets(LARGE) == []
+
+
 def test_what_was_cut_off_is_continued(ask: Ask, hub: Hub, folder: Path) -> None:
     hub.files[LARGE] = CHANCE.randbytes(25_000_000)
     hub.cut_at[LARGE] = 12_000_000  # the client writes 10 MiB at a time
