@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
 
 @pytest.fixture(scope="module")
 def host(make_host: Any, repository: dict[str, str]) -> Host:
-    made: Host = make_host("driver", 8, baked=False)
+    made: Host = make_host("driver", 10, baked=False)
     made.sh(
         "mkdir -p /srv/made-up && cat > /srv/made-up/machine.py", (SUPPORT / "gpu_machine.py").read_text()
     )
