@@ -50,9 +50,8 @@ def test_the_first_attempt(run_module: Any, make_site: Any, tmp_path: Path) -> N
         *("open", "open", "closed")
     ]
     assert not audit["consistent"]
-    (crossed,) = audit["crossed"]
+    (crossed,) = [each for each in audit["crossed"] if each["closed"] == ["fusion.jit"]]
     assert "fusion.runtime" in crossed["open"]
-    assert "fusion.jit" in crossed["closed"]
     assert "No supported CUDA architectures found for major versions [9, 10]" in crossed["text"]
 
     # The server dies a second after we begin to wait for it.
