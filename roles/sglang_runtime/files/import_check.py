@@ -8,8 +8,10 @@ built for another torch fails here ("undefined symbol"), and so does a venv that
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 wanted, modules = sys.argv[1], json.loads(sys.argv[2])
@@ -17,7 +19,9 @@ try:
     account = pwd.getpwnam(wanted)
 except KeyError:
     account = pwd.getpwnam("nobody")
-environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+home = tempfile.mkdtemp()  # some of them make folders there on import
+os.chown(home, account.pw_uid, account.pw_gid)
+environment = {"PATH": os.environ["PATH"], "HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
 failed = {}
 for module in modules:
     try:
@@ -36,4 +40,5 @@ for module in modules:
         continue
     if done.returncode:
         failed[module] = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+shutil.rmtree(home, ignore_errors=True)
 print(json.dumps({"user": account.pw_name, "failed": failed}))
