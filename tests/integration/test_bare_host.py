@@ -20,7 +20,7 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "instances as a string": ({"sglang_server_instances": "chat"}, ("sglang_server_instances", "dict")),
     "an instance that is no dict": (
         {"sglang_server_instances": ["chat"]},
-        ("sglang_server_instances", "chat"),
+        ("sglang_server_instances", "dict"),
     ),
     "a branch of a hub's repository": (
         {
