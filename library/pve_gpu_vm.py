@@ -264,7 +264,8 @@ def _auth(module: AnsibleModule) -> Auth:
         variable = f"PVE_{needed.upper()}"
         module.fail_json(
             msg=f"wanted the secret of {token or user}; found none. "
-            f"Fix: give {needed}, {needed}_file or the environment variable {variable}"
+            f"Fix: give {needed} or {needed}_file (to the role: pve_gpu_vm_{needed} and so on) or set the "
+            f"environment variable {variable}"
         )
     if token is None:
         return Auth(user, password=secret)

@@ -49,6 +49,7 @@ TOOLS = {
 PIP_SETTINGS = (
     "index-url extra-index-url find-links no-index cert trusted-host constraint timeout proxy".split()
 )
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 BOOT_TIMEOUT_SECONDS = 60
 
@@ -183,6 +184,9 @@ def pip_settings() -> tuple[str, dict[str, str]]:
         match = re.fullmatch(r"(?::env:|global|install)\.(?:default-)?([\w-]+)='(.*)'", line.strip())
         if match and match[1] in PIP_SETTINGS:
             settings[match[1]] = match[2]
+    # PyPI alone has no CPU build of torch, which the demo's release set names.
+    if not settings.keys() & {"index-url", "extra-index-url", "find-links", "no-index"}:
+        settings["extra-index-url"] = TORCH_CPU_INDEX
     mounts: dict[str, str] = {}
 
     def there(word: str) -> str:

@@ -109,7 +109,10 @@ def read(path: Path, schema: dict[str, Any]) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{path}: wanted the JSON of a run (artifacts/<host>/<time>/run.json), found: {error!r}")
+        found = (error.strerror if isinstance(error, OSError) else None) or error
+        sys.exit(
+            f"{path}: wanted the JSON of a run; found: {found}. Those that are there: ls artifacts/*/*/run.json"
+        )
     checker = jsonschema.Draft202012Validator(schema)
     if wrong := jsonschema.exceptions.best_match(checker.iter_errors(run)):
         said = wrong.message if len(wrong.message) < 200 else f"{wrong.message[:200]}..."

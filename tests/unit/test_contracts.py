@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,19 @@ def test_every_use_of_a_module_keeps_to_its_options() -> None:
                     extra = set(task[name]) - set(documentation(name)["options"])
                     wrong += [f"{path.relative_to(ROOT)}: {name}.{option}" for option in sorted(extra)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ROLES, ids=lambda path: path.name)
+def test_a_result_does_not_take_the_place_of_a_variable(folder: Path) -> None:
+    variables = {
+        name
+        for place in ("defaults", "vars")
+        for path in (folder / place).glob("*.yml")
+        for name in yaml.safe_load(path.read_text()) or {}
+    }
+    registered = {
+        name
+        for path in folder.glob("tasks/*.yml")
+        for name in re.findall(r"^\s+register: (\w+)$", path.read_text(), re.MULTILINE)
+    }
+    assert registered & variables == set()
