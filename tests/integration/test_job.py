@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hosts import COMMUNICATOR, SITE, VENV, Host, Run
+from processes import watched_processes
 
 KEY = f"key-{secrets.token_hex(12)}"
 PASSWORD = f"pass-{secrets.token_hex(12)}"
@@ -35,31 +32,6 @@ def host(make_host: Any) -> Host:
         "sglang_server_api_key": KEY,
     }
     return made
-
-
-@contextmanager
-def watched_processes() -> Iterator[set[str]]:
-    """Command lines, on this machine and so in its containers too, that held a secret meanwhile."""
-    caught: set[str] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    line = path.read_bytes().decode(errors="replace")
-                except OSError:
-                    continue
-                if KEY in line or PASSWORD in line:
-                    caught.add(line)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield caught
-    finally:
-        done.set()
-        thread.join()
 
 
 def jit_module(host: Host) -> tuple[int, str]:
@@ -88,7 +60,7 @@ def before(host: Host) -> Before:
 
 @pytest.fixture(scope="module")
 def deployed(host: Host, before: Before) -> Run:
-    with watched_processes() as caught:
+    with watched_processes(KEY, PASSWORD) as caught:
         run = host.play("--diff")
     assert run.rc == 0, run.stdout
     assert caught == set()

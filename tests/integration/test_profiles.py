@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hosts import ROOT, SUPPORT, VENV, Host, Run
+from processes import watched_processes
 
 sys.path.insert(0, str(SUPPORT))
 
@@ -112,32 +109,6 @@ def test_systemd_accepts_every_unit(host: Host, rendered: tuple[str, str]) -> No
 
 
 # --- a model from a hub ----------------------------------------------------------------------------------------------
-@contextmanager
-def watched_processes(secret: str) -> Iterator[set[str]]:
-    """Command lines and environments, on this machine and so in its containers too, that held a secret meanwhile."""
-    caught: set[str] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.05):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                for file in (path, path.with_name("environ")):
-                    try:
-                        text = file.read_bytes().decode(errors="replace")
-                    except OSError:
-                        continue
-                    if secret in text:
-                        caught.add(text)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield caught
-    finally:
-        done.set()
-        thread.join()
-
-
 def model(host: Host, release: str, hub: Hub, *options: str, **given: Any) -> Run:
     return host.play(
         *("--tags", "model", *options),
@@ -166,7 +137,7 @@ def test_a_model_from_a_hub(host: Host, release: str) -> None:
         assert "sglang_model_token_file" in run.failures()[0]
         assert not host.exists(folder)
 
-        with watched_processes(TOKEN) as caught:
+        with watched_processes(TOKEN, where=("cmdline", "environ")) as caught:
             run = model(host, release, hub, "-vvv", sglang_model_token_file=token)
         assert run.rc == 0, run.stdout
         assert caught == set()

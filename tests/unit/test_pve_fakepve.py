@@ -6,7 +6,6 @@ import and resize; those are the stub's.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -21,10 +20,6 @@ import pytest
 from pve_kit import certificate
 
 __all__ = ["certificate"]
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("fakepve") is None, reason="fakepve is not installed (requirements-dev.txt)"
-)
 
 OURS = {"tags": "sglang-sm120", "description": "managed-by: sglang-sm120 owner=team"}
 GUESTS = [
