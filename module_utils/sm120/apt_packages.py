@@ -178,10 +178,18 @@ def install(run: Run, asked: Asked) -> Done:
     hold = to_hold(asked, packages, record)
     unheld = [name for name in hold if packages[name].want != "hold"]
     if unheld and not asked.check:
-        run(["apt-mark", "hold", *unheld])
+        _mark(run, "hold", unheld)
         record = replace(record, held=tuple(dict.fromkeys((*record.held, *unheld))))
         record.save(asked.record)
     return Done(bool(wrong or unheld), new, (), tuple(unheld))
+
+
+def _mark(run: Run, action: str, names: list[str]) -> None:
+    code, said = run(["apt-mark", action, *names])
+    if code != 0:
+        raise OSError(
+            f"apt-mark {action} {' '.join(names)} ended with {code}: {' '.join(said.split())[-300:]}"
+        )
 
 
 def _undo(run: Run, asked: Asked, kept: Record, new: list[str]) -> str:
@@ -210,7 +218,7 @@ def remove(run: Run, asked: Asked) -> Done:
     if asked.check:
         return Done(True, {}, tuple(gone), tuple(holds))
     if holds:
-        run(["apt-mark", "unhold", *holds])
+        _mark(run, "unhold", holds)
     if gone:
         code, said = run(["apt-get", "-y", "-q", *LOCK_WAIT, "purge", *gone])
         if code != 0:

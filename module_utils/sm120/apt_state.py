@@ -67,7 +67,9 @@ def complaints(text: str) -> list[str]:
 
 def query(run: Run) -> dict[str, Package]:
     code, text = run(QUERY)
-    return parse_packages(text) if code == 0 else {}
+    if code != 0:
+        raise OSError(f"dpkg-query ended with {code}: {' '.join(text.split())[-300:]}")
+    return parse_packages(text)
 
 
 def simulate(run: Run, action: str, names: Iterable[str], *options: str) -> Simulation:

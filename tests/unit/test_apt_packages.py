@@ -206,6 +206,22 @@ def test_installed_held_and_taken_away(apt: Apt, asked: Callable[..., Asked]) ->
     assert remove(apt, ask).changed is False
 
 
+@pytest.mark.parametrize("broken", ["dpkg-query", "apt-mark"])
+def test_a_tool_that_fails_does_not_pass_for_nothing_to_do(
+    apt: Apt, asked: Callable[..., Asked], broken: str
+) -> None:
+    def run(argv: list[str]) -> tuple[int, str]:
+        return (2, "database is locked") if argv[0] == broken else apt(argv)
+
+    with pytest.raises(OSError, match="database is locked"):
+        install(run, asked("driver"))
+    install(apt, asked("driver"))
+    with pytest.raises(OSError, match="database is locked"):
+        remove(run, asked("driver"))
+    assert asked("driver").record.exists()
+    assert "driver" in apt.state
+
+
 def test_check_mode_asks_and_changes_nothing(apt: Apt, asked: Callable[..., Asked]) -> None:
     before = dict(apt.state)
     ask = asked("driver", check=True)
