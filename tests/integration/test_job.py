@@ -144,6 +144,31 @@ def test_the_report_holds_what_was_measured(host: Host, deployed: Run) -> None:
     assert re.findall(r"""(?:src|href)=["'](?!#|data:)|url\((?!["']?(?:#|data:))|@import""", page) == []
 
 
+def test_a_missed_threshold_fails_the_play_with_the_figures(host: Host, deployed: Run) -> None:
+    thresholds = [
+        {"concurrency": 8, "figure": "output_tokens_per_second", "minimum": 1e6},
+        {"figure": "tpot_ms.mean", "maximum": 0.5e-3},
+        {"figure": "e2e_ms.p99", "maximum": 1e9},  # reached
+    ]
+    run = host.play(playbook="playbooks/verify.yml", sglang_verify_thresholds=thresholds)
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    assert run.failed_tasks() == ["Refuse figures beyond their thresholds"]
+    found = {rung["concurrency"]: rung for told in run.results("sglang_throughput") for rung in told["rungs"]}
+    rate = found[8]["output_tokens_per_second"]
+    reasons = [
+        f"main, concurrency 8: wanted output_tokens_per_second >= 1000000.0, found {rate}",
+        *(
+            f"main, concurrency {rung}: wanted tpot_ms.mean <= 0.0005, found {found[rung]['tpot_ms']['mean']}"
+            for rung in (1, 8)
+        ),
+    ]
+    (message,) = run.failures()
+    assert message.startswith(". ".join(reasons) + ". Look at ")
+    folder = max((host.folder / "artifacts/job").iterdir())
+    verdict = json.loads((folder / "run.json").read_text())["verdict"]
+    assert (verdict["bad"], verdict["reasons"]) == (True, reasons)
+
+
 def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: Host, deployed: Run) -> None:
     snapshot, started = host.snapshot(), host.started()
     run = host.play("--tags", "serve", sglang_server_extra_arguments={"no-such-argument": 1})
@@ -168,10 +193,10 @@ def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> N
 
 def test_revert_refuses_company(host: Host, deployed: Run) -> None:
     snapshot = host.snapshot()
-    run = host.play("--tags", "gates,revert")
-    assert run.rc != 0
-    assert run.changed == 0
-    assert len(run.failures()) == 1
+    for tags in ("gates,revert", "never,gates", "never"):
+        run = host.play("--tags", tags)
+        assert (run.rc, run.changed) == (2, 0), run.stdout
+        assert run.failed_tasks() == ["Refuse to revert beside anything else"]
     assert host.snapshot() == snapshot
 
 
