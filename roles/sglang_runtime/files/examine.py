@@ -1,8 +1,8 @@
 """Tell what a venv holds against what is wanted, without starting the venv's Python.
 
 Standard input of python3: no file is left on the target. Arguments: venv, {distribution: version} as JSON.
-Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), venv_module (can
-make a venv), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is
+Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), interpreter (major
+and minor of this one), venv_module (it can make a venv), headers (it has them), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is
 not as wanted), proved (digest of the release set whose imports were seen to work here), free_mib.
 """
 
@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 
@@ -38,6 +39,8 @@ print(
     json.dumps(
         {
             "python": made_with[1] if made_with else ".".join(map(str, sys.version_info[:3])),
+            "interpreter": "{}.{}".format(*sys.version_info[:2]),
+            "headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
             "venv_module": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
             "exists": (venv / "bin/python").exists(),
             "site_packages": str(folders[-1]) if folders else None,
