@@ -2,8 +2,9 @@
 
 Standard input of python3: no file is left on the target. Arguments: venv, {distribution: version} as JSON.
 Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), interpreter (major
-and minor of this one), venv_module (it can make a venv), headers (it has them), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is
-not as wanted), proved (digest of the release set whose imports were seen to work here), free_mib.
+and minor of this one), venv_module (it can make a venv), headers (it has them), exists, site_packages, versions (all
+that is installed), wrong ({distribution: found or null} for what is not as wanted), proved (digest of the release set
+whose imports were seen to work here), free_mib.
 """
 
 import importlib.metadata
