@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_play import play
+from local_play import ROOT, play
 
 KEY = "key-4f9a1c7e"
 PLAY = """
@@ -109,3 +112,30 @@ def test_what_other_roles_are_told(tmp_path: Path) -> None:
     both[1]["extra_arguments"] = {"schedule-policy": "fcfs"}
     changed = facts(tmp_path, **given)["facts"]["verdict_keys"]
     assert [changed[name] == keys[name] for name in ("a", "b")] == [True, False]
+
+
+@pytest.mark.parametrize(("action", "code"), [("look", 0), ("stop", 1)])
+def test_a_stop_that_fails_is_one_sentence(tmp_path: Path, action: str, code: int) -> None:
+    calls = tmp_path / "calls"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f"#!/bin/sh\necho $* >> {calls}\n"
+        '[ "$1" != stop ] || { echo "Job for it canceled." >&2; exit 1; }\n'
+        '[ "$1" != is-active ] || echo active\n'
+    )
+    systemctl.chmod(0o755)
+    program = (ROOT / "roles/sglang_server/files/stop.py").read_text()
+    done = subprocess.run(
+        [sys.executable, "-I", "-", '["sglang-a.service"]', action],
+        input=program,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert ("stop sglang-a.service" in calls.read_text()) == (action == "stop")
+    if action == "stop":
+        (sentence,) = done.stderr.splitlines()
+        assert sentence.startswith("Wanted: sglang-a.service stopped. Found: Job for it canceled. Look at:")
+    else:
+        assert json.loads(done.stdout) == ["sglang-a.service"]

@@ -46,7 +46,7 @@ if running:
     done = subprocess.run(["systemctl", "stop", *running], capture_output=True, text=True)
     if done.returncode:
         sys.exit(
-            f"Wanted: {', '.join(running)} stopped. Found: {done.stderr.strip() or f'exit {done.returncode}'}. "
+            f"Wanted: {', '.join(running)} stopped. Found: {done.stderr.strip().rstrip('.') or f'exit {done.returncode}'}. "
             f"Look at: systemctl status {' '.join(running)}; then run this again"
         )
 # SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure.
