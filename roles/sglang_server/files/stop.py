@@ -45,8 +45,9 @@ if running:
     # Returns when they have ended: systemd keeps to each unit's own TimeoutStopSec and kills what is left.
     done = subprocess.run(["systemctl", "stop", *running], capture_output=True, text=True)
     if done.returncode:
+        found = done.stderr.strip().rstrip(".") or f"exit {done.returncode}"
         sys.exit(
-            f"Wanted: {', '.join(running)} stopped. Found: {done.stderr.strip().rstrip('.') or f'exit {done.returncode}'}. "
+            f"Wanted: {', '.join(running)} stopped. Found: {found}. "
             f"Look at: systemctl status {' '.join(running)}; then run this again"
         )
 # SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure.
