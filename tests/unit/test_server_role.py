@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,24 @@ def test_a_stop_that_fails_is_one_sentence(tmp_path: Path, action: str, code: in
         assert sentence.startswith("Wanted: sglang-a.service stopped. Found: Job for it canceled. Look at:")
     else:
         assert json.loads(done.stdout) == ["sglang-a.service"]
+
+
+PROBE = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: fusion_probe, tasks_from: prepare}
+"""
+
+
+def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    given = {"cuda_toolkit_home": "", "fusion_probe_user": "sm120-none", "fusion_probe_home": "/nonexistent"}
+    code, output = play(tmp_path, PROBE, "--check", __sglang_server_users_dir=str(users), **given)
+    assert code == 0, output
+    changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
+    assert changed == [
+        "Make the folder of marks",
+        "Mark the user as one that was made here",
+        "Make the user",
+    ]
