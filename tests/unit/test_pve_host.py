@@ -23,6 +23,7 @@ GRUB_CMDLINE_LINUX_DEFAULT="quiet splash"
 GRUB_CMDLINE_LINUX=""
 """
 ADD = ["iommu=pt", "pcie_aspm=off"]
+TWO_SIZES = ["hugepagesz=1G", "hugepages=4", "hugepagesz=2M", "hugepages=4"]
 parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True)
 
 
@@ -42,6 +43,9 @@ parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True
             [],
             "quiet default_hugepagesz=1G hugepagesz=1G hugepages=64",
         ),
+        # pages of two sizes are one row: whole, in order, and the same after a second run
+        ("hugepages=512 quiet", TWO_SIZES, [], f"quiet {' '.join(TWO_SIZES)}"),
+        (" ".join([*TWO_SIZES[2:], *TWO_SIZES[:2], "quiet"]), TWO_SIZES, [], f"quiet {' '.join(TWO_SIZES)}"),
         ('a="x y" b', ["c"], [], 'a="x y" b c'),
         ("", ["a", "b=1"], [], "a b=1"),
         ("intel_iommu=on", ["iommu=pt"], [], "intel_iommu=on iommu=pt"),
@@ -50,6 +54,18 @@ parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True
 def test_parameters_are_merged_one_by_one(line: str, add: list[str], remove: list[str], after: str) -> None:
     assert merge(line, add, remove).line == after
     assert merge(after, add, remove).line == after
+
+
+def test_a_row_of_pages_can_be_taken_back_and_made_shorter(run_module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cmdline"
+    path.write_text("quiet hugepages=4\n")
+    host = Host(run_module, path, "plain")
+    assert [host(add=TWO_SIZES)["changed"], host(add=TWO_SIZES)["changed"]] == [True, False]
+    assert path.read_text() == f"quiet {' '.join(TWO_SIZES)}\n"
+    host(add=TWO_SIZES[:2])
+    assert path.read_text() == f"quiet {' '.join(TWO_SIZES[:2])}\n"
+    host(state="absent")
+    assert path.read_text() == "quiet hugepages=4\n"
 
 
 @settings(deadline=None)  # a busy machine is no failure
