@@ -8,6 +8,7 @@ from typing import Any
 import pve_host_cmdline
 import pve_kit
 import pytest
+from ansible.module_utils.sm120 import storage
 from ansible.module_utils.sm120.pve_cmdline import check_parameters, edit, line_of, merge, split, unmerge
 from ansible.module_utils.sm120.pve_host_scan import boot_loaders, findings, scan
 from hypothesis import given, settings
@@ -228,6 +229,29 @@ def test_values_that_do_not_exist_and_broken_records_are_refused(host: Host) -> 
     record.write_text(record.read_text().replace('"pristine_base64": "', '"pristine_base64": "AAAA'))
     assert host(state="absent")["failed"] is True
     assert host.path.read_bytes() == after
+
+
+def test_owner_and_folder_are_on_disk_with_the_bytes_and_a_full_disk_is_told_as_it_is(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, write, seen = host.path.read_bytes(), storage.write_file, []
+
+    def full_disk(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+        seen.append((path, owner))
+        if path == host.path and len(seen) == 2:
+            raise OSError(28, "No space left on device")
+        write(path, data, mode, owner)
+
+    monkeypatch.setattr(pve_host_cmdline, "write_file", full_disk)
+    answer = host(add=ADD)
+    assert answer["failed"] is True
+    assert "No space left" in answer["msg"]
+    assert "nothing was changed" not in answer["msg"]
+    assert (host.path.read_bytes(), len(list(host.records.iterdir()))) == (first, 1)
+    assert host(add=ADD)["changed"] is True
+    assert seen[-1] == (host.path, (host.path.stat().st_uid, host.path.stat().st_gid))
+    host(state="absent")
+    assert host.path.read_bytes() == first
 
 
 STATUS = "System currently booted with {}\nA1B2-C3D4 is configured with: {} (versions: 6.14.11-1-pve)\n"
