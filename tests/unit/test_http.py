@@ -138,3 +138,13 @@ def test_certificates_are_verified(self_signed: tuple[Path, Path]) -> None:
         known = Client(url, ca_path=str(certificate)).get("/health", timeout_seconds=5)
     assert (unknown.status, unknown.error) == (0, "tls")
     assert known.status == 200
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"[1]", b'{"text": "x"}'])
+def test_an_answer_that_is_none_of_sglangs_is_told(run_module: RunModule, body: bytes) -> None:
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = page(body)
+        code, told = run_module(sglang_answers.main, url=fake.url, prompts=["x"])
+    assert code == 1
+    assert "wanted JSON with meta_info" in told["msg"]
+    assert body.decode()[:5] in told["msg"]
