@@ -295,6 +295,35 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("driver.no_gpu", ("RuntimeError: No CUDA GPUs are available",)),
     # Each alternative of an expression once more: one that its needle or the triggers keep out is never found.
+    (
+        "model.token_outside_vocabulary",
+        (
+            "aten/src/ATen/native/cuda/IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [0,0,0], thread: "
+            '[1,0,0] Assertion `ind >=0 && ind < size && "vectorized gather kernel index out of bounds"` failed.',
+        ),
+    ),
+    (
+        "model.token_outside_vocabulary",
+        (
+            "aten/src/ATen/native/cuda/Indexing.cu:1553: indexSelectLargeIndex: block: [1,0,0], thread: [0,0,0] "
+            "Assertion `srcIndex < srcSelectDimSize` failed.",
+        ),
+    ),
+    (
+        "model.sampling_assert",
+        (
+            "aten/src/ATen/native/cuda/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0], thread: "
+            "[0,0,0] Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.",
+        ),
+    ),
+    (
+        "communication.rendezvous",
+        (
+            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+            "(10.0.0.1, 20000).",
+        ),
+    ),
+    ("memory.oom_at_load", (LOAD, "RuntimeError: CUDA error: cudaErrorMemoryAllocation")),
     ("toolchain.no_ninja", ("/bin/sh: 1: ninja: not found",)),
     ("toolchain.no_ninja", ("RuntimeError: Ninja is required to load C++ extensions (ninja is required)",)),
     ("toolchain.no_ninja", ("ModuleNotFoundError: No module named 'ninja'",)),
