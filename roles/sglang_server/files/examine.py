@@ -15,7 +15,10 @@ from pathlib import Path
 
 
 def said(*argv):
-    return subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout.strip()
+    except subprocess.TimeoutExpired:
+        sys.exit(f"Wanted: an answer of {' '.join(argv)}. Found: none in 60 s. Look at: dmesg | tail -50")
 
 
 deployed = {}
