@@ -5,9 +5,10 @@ import platform
 import sys
 from pathlib import Path
 
+path = Path(sys.argv[1])
 vocabulary = None
 try:
-    config = json.loads(Path(sys.argv[1]).read_text())
+    config = json.loads(path.read_text())
     vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
 except (OSError, ValueError):
     pass  # the role sglang_model says what is wrong with a model folder
@@ -17,6 +18,7 @@ print(
             "machine": platform.machine(),
             "systemd": Path("/run/systemd/system").is_dir(),
             "vocab_size": vocabulary,
+            "model_begun": path.parent.is_dir() and any(path.parent.iterdir()),
         }
     )
 )
