@@ -47,12 +47,13 @@ def jit_module(host: Host) -> tuple[int, str]:
 
 
 def names(host: Host) -> set[str]:
-    """All that a play may leave: paths but for Ansible's own and the system's log, accounts and units."""
-    roots = "/etc /home /opt /root /run /srv /tmp /usr /var"
-    paths = host.sh(f"find {roots} ! -path '*/.ansible*' ! -path '/var/log/*' ! -path '/run/systemd/*'; true")
-    accounts = host.sh("getent passwd; getent group")
-    units = host.sh("systemctl list-units --all --plain --no-legend 'sglang*' 'sm120*'")
-    return {*paths.splitlines(), *accounts.splitlines(), *units.splitlines()}
+    """All that a play may leave: paths, accounts and units; not what ssh, sudo, Python and systemd leave."""
+    paths = host.sh("find /etc /home /opt /root /run /srv /tmp /usr /var 2>/dev/null; true").splitlines()
+    accounts = host.sh("getent passwd; getent group").splitlines()
+    units = host.sh("systemctl list-units --all --plain --no-legend 'sglang*' 'sm120*'").splitlines()
+    theirs = re.compile(r"/(\.ansible\w*|sudo|__pycache__|log|systemd\S*|user|utmp)(/|$)")
+    ours = re.compile("sglang|sm120")
+    return {*(path for path in paths if ours.search(path) or not theirs.search(path)), *accounts, *units}
 
 
 def generated(host: Host) -> int:
