@@ -108,7 +108,9 @@ def test_a_folder_that_others_use_by_now_stays(root: Path, run_module: RunModule
 def test_a_file_that_somebody_changed_since_stays_and_is_named(
     root: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch, kind: str, state: str
 ) -> None:
-    warned: list[str] = []  # not read from the answer: beside tests of the controller's plugins they go to its display
+    warned: list[
+        str
+    ] = []  # not read from the answer: beside tests of the controller's plugins they go to its display
     monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: warned.append(text))
     one, two = root / "etc/new/one", root / "etc/new/two"
     run_module(module.main, files={str(one): "1\n", str(two): "2\n"}, record=str(record(root)))
