@@ -1,8 +1,10 @@
 """Tell which instances this role deployed here, what each of them runs, and what was decided about it.
 
-Standard input of python3. Arguments: the folder of the instances' records, the folder of verdicts. Prints JSON:
-deployed {name: record with active, revision (of the running process, null when none runs)}, verdicts {name:
-verdict of promote}, gpus (one line of uuid and driver version each).
+Standard input of python3. Arguments: the folder of the instances' records, the folder of verdicts, the fusion probe's
+report. Prints JSON: deployed {name: record with active, revision (of the running process, null when none runs)},
+verdicts {name: verdict of promote}, gpus (one line of uuid and driver version each), probe (verdict of the last
+fusion probe, empty when there is none; began; stage, cause and text of its failure; gates, packages and gpus that it
+is about).
 """
 
 import json
@@ -27,9 +29,36 @@ for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
     )
     deployed[name] = record
 verdicts = {path.stem: json.loads(path.read_text()) for path in Path(sys.argv[2]).glob("*.json")}
+
+
+def probe(path):
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {"verdict": ""}
+    failure = report["failure"] or dict.fromkeys(("stage", "cause", "text"), "")
+    return {
+        "verdict": report["verdict"],
+        "began": report["began"],
+        **{name: failure[name] for name in ("stage", "cause", "text")},
+        "gates": report.get("gates"),
+        "packages": {name: found["version"] for name, found in report["environment"]["packages"].items()},
+        "gpus": [f"{gpu['uuid']}, {gpu['driver']}" for gpu in report["gpus"]],
+    }
+
+
 gpus = (
     said("nvidia-smi", "--query-gpu=uuid,driver_version", "--format=csv,noheader")
     if shutil.which("nvidia-smi")
     else ""
 )
-print(json.dumps({"deployed": deployed, "verdicts": verdicts, "gpus": gpus.splitlines()}))
+print(
+    json.dumps(
+        {
+            "deployed": deployed,
+            "verdicts": verdicts,
+            "gpus": gpus.splitlines(),
+            "probe": probe(Path(sys.argv[3])),
+        }
+    )
+)
