@@ -94,8 +94,8 @@ def compile_unit(nvcc: str, data: Path, unit: str, arch: str, folder: Path) -> d
     ("unit", "arch", "opened", "wanted"),
     [
         ("stand_alone", "120a", False, {"kernels": 4, "wait": 0, "launch": 0, "cluster": 0}),
-        ("stand_alone", "120a", True, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 12}),
-        ("stand_alone", "90a", False, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 12}),
+        ("stand_alone", "120a", True, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 4}),
+        ("stand_alone", "90a", False, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 4}),
         pytest.param(
             *("fused", "120a", False, {"kernels": 3, "wait": 3, "launch": 3, "cluster": 40}),
             marks=pytest.mark.long,
