@@ -32,18 +32,14 @@ verdicts = {path.stem: json.loads(path.read_text()) for path in Path(sys.argv[2]
 
 
 def probe(path):
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {"verdict": ""}
-    failure = report["failure"] or dict.fromkeys(("stage", "cause", "text"), "")
+    report = json.loads(path.read_text()) if path.exists() else {}
+    failure = report.get("failure") or {}
+    packages = report.get("environment", {}).get("packages", {})
     return {
-        "verdict": report["verdict"],
-        "began": report["began"],
-        **{name: failure[name] for name in ("stage", "cause", "text")},
-        "gates": report.get("gates"),
-        "packages": {name: found["version"] for name, found in report["environment"]["packages"].items()},
-        "gpus": [f"{gpu['uuid']}, {gpu['driver']}" for gpu in report["gpus"]],
+        **{name: report.get(name, "") for name in ("verdict", "began", "gates")},
+        **{name: failure.get(name, "") for name in ("stage", "cause", "text")},
+        "packages": {name: found["version"] for name, found in packages.items()},
+        "gpus": [f"{gpu['uuid']}, {gpu['driver']}" for gpu in report.get("gpus", [])],
     }
 
 
