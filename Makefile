@@ -86,7 +86,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 $(PROBE_VENV)/.ready: tests/probe/requirements.txt
 	@echo "setting up torch and nvcc in $(PROBE_VENV)"
 	@python=$$(tools/find_python.sh 3.11 2> /dev/null || tools/find_python.sh) && "$$python" -m venv --clear $(PROBE_VENV)
-	@$(PROBE_VENV)/bin/pip config list | grep -qE 'index|find-links' || more='--extra-index-url $(TORCH_CPU_INDEX)'; \
+	@[[ $$($(PROBE_VENV)/bin/pip config list) =~ index|find-links ]] || more='--extra-index-url $(TORCH_CPU_INDEX)'; \
 	  $(PROBE_VENV)/bin/pip install --quiet --disable-pip-version-check $${more:-} -r $< \
 	    2> >(grep -v 'is ignored: it is neither' >&2 || true) || \
 	  { echo "wanted: what $< lists, for $$($(PROBE_VENV)/bin/python --version). Found: not all of it." \
