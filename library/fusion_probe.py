@@ -32,6 +32,12 @@ options:
         nothing to reduce, and only the build runs.
     type: int
     default: 0
+  groups:
+    description:
+      - How many groups of O(ranks) GPUs compute, one after the other, in the order in which CUDA counts them
+        (of E(CUDA_VISIBLE_DEVICES), where O(environment) has it). The pipeline parallel size of the server.
+    type: int
+    default: 1
   stages:
     description: Stages to run.
     type: list
@@ -39,7 +45,7 @@ options:
     choices: [toolchain, jit, nccl, workspace, numbers, graph, speed]
     default: [toolchain, jit, nccl, workspace, numbers, graph, speed]
   timeout_seconds:
-    description: Limit for the build, and again for what runs on the GPUs.
+    description: Limit for the build, and again for what runs on the GPUs of each group.
     type: int
     default: 5400
   stage_limits_seconds:
@@ -256,6 +262,7 @@ def settings_of(module: AnsibleModule, account: Account, work: Path, ranks: int)
         account=account,
         environment={"HOME": account.home, **{k: str(v) for k, v in given["environment"].items()}},
         ranks=ranks,
+        groups=given["groups"],
         stages=tuple(given["stages"]),
         hidden=tuple(given["hidden"]),
         tokens=tuple(given["tokens"]),
@@ -285,7 +292,10 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
     ranks = given["ranks"] or len(gpus) or RANKS[0]
     if gpus and ranks not in (1, *RANKS):
-        raise ProbeError(f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks")
+        raise ProbeError(
+            f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks. Set "
+            'sglang_server_allreduce_fusion: "off" for a server of this tensor parallel size, or change the size'
+        )
     if given["program"] is not None and not module.check_mode:
         write_program(Path(given["program_dir"]), given["program"])
     work = Path(tempfile.mkdtemp(prefix="fusion-probe-"))
@@ -311,7 +321,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             with progress.open("a", encoding="utf-8") as sink:
                 sink.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
 
-        report = {"key": key, **Probe(settings, facts, announce).run()}
+        report = {"key": key, "gates": given["gates_digest"], **Probe(settings, facts, announce).run()}
     finally:
         shutil.rmtree(work)
     text = json.dumps(report, indent=1, sort_keys=True)
@@ -334,6 +344,7 @@ def argument_spec() -> dict[str, Any]:
     return {
         "python": {"type": "path", "required": True},
         "ranks": {"type": "int", "default": 0},
+        "groups": {"type": "int", "default": 1},
         "stages": {"type": "list", "elements": "str", "choices": list(STAGES), "default": list(STAGES)},
         "timeout_seconds": {"type": "int", "default": 5400},
         "stage_limits_seconds": {"type": "dict", "default": {}},

@@ -50,8 +50,12 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         ("fp8-kv-dense-mla", "models/glm5.md"),
     ),
     "a toolkit's path with a colon": (
-        {"sglang_server_cuda_home": ":/usr/local/cuda"},
-        ("sglang_server_cuda_home", ":/usr/local/cuda"),
+        {"cuda_toolkit_path": ":/usr/local/cuda"},
+        ("cuda_toolkit_path", ":/usr/local/cuda"),
+    ),
+    "a second source of CUDA_HOME": (
+        {"sglang_server_instances": [{"instance": "chat", "extra_environment": {"CUDA_HOME": "/opt/cuda"}}]},
+        ("cuda_toolkit_path", "/opt/cuda"),
     ),
     "a set that is not for this device": (
         {"sglang_runtime_release": "0.5.20"},

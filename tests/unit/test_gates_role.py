@@ -108,6 +108,7 @@ def test_check_apply_again_revert_again(role: Role) -> None:
         "allreduce_fusion": "open",
         "moe_autotune": "open",
     }
+    assert role.told()["sm120_gates_facts"]["wanted"] == ["allreduce_fusion", "moe_autotune"]
     assert role.told()["sm120_gates_stopped_units"] == []
     assert not (role.folder / "state/lock.json").exists()
 
@@ -157,7 +158,10 @@ def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
 def test_policy_off_closes(role: Role) -> None:
     assert role.run(sm120_gates_policy="forced")[0] == 0
     assert role.run(sm120_gates_policy="off")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
     assert wheels.differing(role.site) == set()
+    assert role.run(sm120_gates_state="absent")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
 
 
 def test_a_file_that_is_not_as_planned_puts_everything_back(role: Role) -> None:
