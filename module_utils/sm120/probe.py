@@ -22,7 +22,17 @@ from .probe_call import (
     parse_call,
 )
 from .probe_cases import RANKS, Case, matrix
-from .probe_report import BUILD_STAGES, PLAY, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
+from .probe_report import (
+    BUILD_STAGES,
+    PLAY,
+    STAGES,
+    Stage,
+    case_rows,
+    next_step,
+    speed_rows,
+    speed_summary,
+    verdict,
+)
 from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
 from .probe_watch import Failure, Watch
 
@@ -187,6 +197,7 @@ class Probe:
             "stages": [stage.as_dict() for stage in self.stages.values()],
             "call": self.call.as_dict(),
             "cases": self.cases,
+            "case_table": case_rows(cases_of(self.settings), self.cases),
             "speed": {"rows": self.speed, **self.speed_summary},
             "gpus": gpus,
             "environment": self.facts,
