@@ -192,3 +192,9 @@ def delivered(package: Package, relative: str) -> tuple[str, bytes | None] | Non
         return base64.urlsafe_b64decode(known + "=" * (-len(known) % 4)).hex(), None
     blob = _git(package.base, "show", f"HEAD:./{relative}")
     return None if blob is None else (hashlib.sha256(blob).hexdigest(), blob)
+
+
+def tracked(package: Package) -> set[str] | None:
+    """Every file of a checkout as delivered, whether it still lies there or not; None where git does not tell."""
+    listed = _git(package.base, "ls-tree", "-r", "-z", "--name-only", "HEAD", "--", f"{package.name}/")
+    return None if listed is None else set(listed.decode(errors="surrogateescape").split("\0")) - {""}

@@ -90,5 +90,5 @@ def test_check_mode_before_anything_is_installed(host: Host) -> None:
 def test_revert_of_a_host_that_was_never_changed(host: Host) -> None:
     snapshot = host.snapshot()
     run = host.play("--tags", "revert", "--check")
-    assert run.changed == 0
+    assert (run.rc, run.changed, run.failures()) == (0, 0, []), run.stdout
     assert host.snapshot() == snapshot

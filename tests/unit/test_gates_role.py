@@ -38,12 +38,13 @@ class Role:
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/plugins/callback"),
             "RECORD_TO": str(folder / "record.jsonl"),
         }
-        self.variables = {
+        self.variables: dict[str, Any] = {
             "ansible_python_interpreter": sys.executable,
             "sm120_gates_sglang_root": str(site / "sglang"),
             "sm120_gates_flashinfer_root": str(site / "flashinfer"),
             "sm120_gates_state_dir": str(folder / "state"),
             "sm120_gates_cache_workspace_base": str(folder / "home"),
+            "sm120_gates_cache_users": [],  # this machine may have a user sglang
         }
 
     def run(self, entry: str = "main", *options: str, **variables: Any) -> tuple[int, dict[str, int], str]:
@@ -77,8 +78,8 @@ class Role:
         actions = [line["action"].rpartition(".")[2] for line in self.results()]
         return [action for action in actions if action not in NO_MODULE]
 
-    def plant(self) -> Path:
-        marker = self.folder / "home/.cache/flashinfer/0.6.3/120a/cached_ops/trtllm_comm/marker"
+    def plant(self, base: str = "home") -> Path:
+        marker = self.folder / base / ".cache/flashinfer/0.6.3/120a/cached_ops/trtllm_comm/marker"
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text("x")
         return marker
@@ -125,6 +126,31 @@ def test_check_apply_again_revert_again(role: Role) -> None:
     code, recap, output = role.run("revert")
     assert (code, recap["changed"]) == (0, 0), output
     assert role.modules() == ["sm120_gates_info"]
+
+
+def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
+    bases = {
+        name: str(role.folder / name)
+        for name in ("home", "server", "probe", "own", "common", "extra", "lived")
+    }
+    named = {
+        "sglang_server_flashinfer_workspace_base": bases["server"],
+        "fusion_probe_workspace_base": bases["probe"],
+        "sglang_server_home": bases["lived"],
+        "sglang_server_extra_environment": {"FLASHINFER_WORKSPACE_BASE": bases["common"]},
+        "sglang_server_instances": [
+            {"instance": "a", "flashinfer_workspace_base": bases["own"]},
+            {"instance": "b", "extra_environment": {"FLASHINFER_WORKSPACE_BASE": bases["extra"]}},
+            {"instance": "c", "extra_environment": {"OMP_NUM_THREADS": "1"}},
+        ],
+    }
+    for entry in ("main", "revert"):
+        markers = [role.plant(base) for base in bases]
+        foreign = role.plant("foreign")
+        code, _, output = role.run(entry, **named)
+        assert code == 0, output
+        assert [marker for marker in markers if marker.exists()] == []
+        assert foreign.exists()
 
 
 def test_policy_off_closes(role: Role) -> None:

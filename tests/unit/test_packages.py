@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import pwd
 import subprocess
 import sys
 import venv
@@ -201,3 +202,21 @@ def test_units_that_start_from_the_environment(tmp_path: Path) -> None:
         (system / name).write_text(text)
     found = units.units_of(venv_, [system, tmp_path / "missing"])
     assert found == ["a.service", "b.service", "d.service", "e@one.service"]
+
+
+def test_where_the_units_of_an_environment_keep_kernels(tmp_path: Path) -> None:
+    venv_, system = tmp_path / "venv", tmp_path / "system"
+    (system / "plain.service.d").mkdir(parents=True)
+    (tmp_path / "environment").write_text(
+        '# ours\nHOME="/var/lib/a"\nFLASHINFER_WORKSPACE_BASE="/srv/a b"\nPATH="/bin"\n'
+    )
+    start = f"ExecStart={venv_}/bin/python -m x\n"
+    (system / "file.service").write_text(f"[Service]\n{start}EnvironmentFile=-{tmp_path}/environment\n")
+    (system / "plain.service").write_text(f"[Service]\n{start}User=root\n")
+    (system / "plain.service.d/own.conf").write_text(
+        '[Service]\nEnvironment="A=b" FLASHINFER_WORKSPACE_BASE=/srv/c\n'
+    )
+    (system / "odd.service").write_text(f'[Service]\n{start}Environment="open\nEnvironment=HOME=%h\n')
+    (system / "other.service").write_text("[Service]\nExecStart=/bin/x\nEnvironment=HOME=/home/other\n")
+    root = pwd.getpwnam("root").pw_dir
+    assert units.cache_bases(venv_, [system]) == sorted({root, "/srv/a b", "/srv/c", "/var/lib/a"})

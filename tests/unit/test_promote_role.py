@@ -100,9 +100,11 @@ def test_the_report_is_there_when_what_was_decided_does_not_run(
             sglang_promote_timeout_seconds=60,
             sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
             sm120_gates_facts={"packages": {}, "gates": [], "digest": "ab"},
+            sglang_server_api_keys={"main": ""},
             sglang_server_facts={
                 "verdicts_dir": str(tmp_path / "verdicts"),
-                "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service", "verdict_key": "k"}},
+                "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service"}},
+                "verdict_keys": {"main": "k"},
             },
         )
     assert code == 2, output
@@ -123,7 +125,7 @@ KEYS = """
   vars:
     sm120_gates_facts: {digest: ab, features: {allreduce_fusion: open}}
     sglang_runtime_facts: {release: 0.5.23, versions: {sglang: 0.5.23, torch: 2.11.0}}
-    sglang_server_facts: {gpus: ["GPU-1, 580.1"], verdicts: {}, deployed: {}}
+    sglang_server_facts: {gpus: ["GPU-1, 580.1"], verdicts: {}, verdict_keys: {main: k}, deployed: {}}
     __sglang_server_model_config: {stat: {checksum: "{{ case.model | default('c0') }}"}}
     __sglang_server_name: main
     __sglang_server_profiles: "{{ base_profiles | combine(case.profiles | default({}), recursive=true) }}"
