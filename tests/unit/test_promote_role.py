@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
-from fake_sglang import Fake, generated_by, page, serve, speaking
+from fake_sglang import Fake, generated_by, page, serve, speaking, stream_reply
 from local_play import play
 
 ACTIVE = "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0"
@@ -113,6 +113,68 @@ def test_the_report_is_there_when_what_was_decided_does_not_run(
     told = json.loads(run.read_text())
     assert told["verdict"]["bad"]
     assert said in told["verdict"]["reasons"][-1]
+    assert run.with_name("report.html").exists()
+
+
+CRASHES = """
+- name: Serve
+  ansible.builtin.fail: {msg: "memory.kv_pool: no room for the cache"}
+  when: (sglang_server_trial | default({})).main.allreduce_fusion | default('off') == 'on'
+"""
+
+
+def test_a_side_on_that_crashes_is_worse_and_the_other_is_served(tmp_path: Path) -> None:
+    tasks = tmp_path / "roles/sglang_server/tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "main.yml").write_text(CRASHES)
+    with serve(speaking("0.5.9")) as fake:
+        whole, streamed = fake.routes["/generate"], stream_reply()
+
+        def generate(it: Fake, sock: socket.socket, body: Any) -> None:
+            reply = streamed if body.get("stream") else whole
+            assert not isinstance(reply, bytes)
+            reply(it, sock, body)
+
+        fake.routes["/generate"] = generate
+        code, output = play(
+            tmp_path,
+            MEASURE,
+            stand_ins=programs(
+                tmp_path,
+                systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running; echo MainPID=1",
+                journalctl="exit 0",
+            ),
+            sglang_promote_blocks=["off", "on", "off"],
+            sglang_promote_repeats=2,
+            sglang_promote_concurrency=[2],
+            sglang_promote_requests_per_stream=1,
+            sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
+            sglang_verify_text_check="count",
+            sglang_verify_vocab_size=64,  # nothing else could tell it here
+            sglang_runtime_facts={"device": "cpu", "versions": {}},
+            sm120_gates_facts={"packages": {}, "gates": [], "digest": "ab"},
+            sglang_server_api_keys={"main": ""},
+            sglang_server_facts={
+                "verdicts_dir": str(tmp_path / "verdicts"),
+                "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service"}},
+                "verdict_keys": {"main": "k"},
+            },
+        )
+        sent = [body["input_ids"] for body in fake.bodies("/generate") if body.get("stream")]
+    assert code == 2, output
+    said = " ".join(output.split())
+    assert "with the change on the server failed: Serve: memory.kv_pool" in said
+    assert "The server runs with fusion off." in said
+    assert "msg: 'fusion off, 2 streams: " in output
+    assert "fusion on, 2 streams" not in output
+    assert max(token for ids in sent for token in ids) < 64
+    verdict = json.loads((tmp_path / "verdicts/main.json").read_text())
+    assert (verdict["verdict"], verdict["keep"], verdict["key"]) == ("worse", False, "k")
+    (run,) = (tmp_path / "artifacts/localhost").glob("*/run.json")
+    told = json.loads(run.read_text())
+    # After the crash no block is measured any more.
+    assert [len(told["sides"][side]["rungs"]) for side in ("off", "on")] == [1, 0]
+    assert (told["method"]["seed"], told["method"]["vocab_size"]) == (1, 64)
     assert run.with_name("report.html").exists()
 
 
