@@ -59,7 +59,7 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint unit test-matrix test-probe test-compile molecule integration report
+.PHONY: test lint unit test-matrix test-probe test-compile test-server molecule integration report
 test: lint unit test-probe test-matrix molecule integration ## everything CI runs
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
@@ -118,6 +118,12 @@ integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: t
 	$(LAB) bootstrap
 	$(LAB) bake
 	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+
+SERVER_RELEASES ?= 0.5.9 0.5.23
+test-server: $(BIN)/.ready-dev ## faults put into real servers on a lab host, one release after the other (ten minutes)
+	$(LAB) bootstrap
+	$(LAB) bake
+	$(BIN)/python tests/integration/real_server/on_lab.py $(SERVER_RELEASES)
 
 report: $(BIN)/.ready ## compare runs on one page: make report RUNS="artifacts/HOST/A/run.json artifacts/HOST/B/run.json"
 	tools/report.py $(or $(RUNS),$(error wanted: RUNS="RUN.json RUN.json", files of artifacts/)) --html artifacts/compared.html --png artifacts/compared.png

@@ -185,6 +185,13 @@ cases:
   type: list
   elements: dict
   returned: always
+case_table:
+  description: >-
+    The same for each launch, hidden size and type - cases, right, error (largest relative error) and worst (as a
+    multiple of its limit).
+  type: list
+  elements: dict
+  returned: always
 speed:
   description: >-
     Rows (microseconds, ratio unfused to fused), and for each hidden size the token count from which fusion
@@ -309,7 +316,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             return {**old, "changed": False, "reused": True, "evidence": str(report_path)}
         if module.check_mode:
             stages = [Stage(name, detail="check mode").as_dict() for name in STAGES]
-            empty = {"failure": None, "cases": [], "speed": {}, "call": {}, "gpus": gpus}
+            empty = {"failure": None, "cases": [], "case_table": [], "speed": {}, "call": {}, "gpus": gpus}
             more = {"reused": False, "evidence": str(report_path)}
             return {"changed": True, "verdict": "incomplete", "stages": stages, **empty, **more}
         folder.mkdir(parents=True, exist_ok=True)

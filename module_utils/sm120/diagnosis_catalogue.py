@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from . import (
     signatures_communication,
     signatures_gates,
@@ -11,7 +13,7 @@ from . import (
     signatures_packages,
     signatures_process,
 )
-from .diagnosis import Scanner
+from .diagnosis import Finding, Scanner
 from .signature import Signature
 
 # Title of each group in docs/troubleshooting.md.
@@ -62,6 +64,7 @@ SERVER_TRIGGERS = (
     b"ready to roll",
     b"Load weight",
     b"Capture ",
+    b"workspace init",
 )
 KERNEL_TRIGGERS = (
     b"NVRM",
@@ -89,3 +92,16 @@ def server_scanner(secrets: tuple[str | None, ...] = ()) -> Scanner:
 def kernel_scanner(secrets: tuple[str | None, ...] = ()) -> Scanner:
     """For the kernel's log and what nvidia-smi says."""
     return Scanner(KERNEL, KERNEL_TRIGGERS, source="kernel", secrets=secrets)
+
+
+FUSION_ON = "fusion.active"
+FUSION_OFF = ("fusion.preflight_failed", "fusion.workspace_failed", "fusion.disabled")
+
+
+def fusion_said(findings: Mapping[str, Finding]) -> dict[str, str | None]:
+    """What a log says of all-reduce fusion. One rank without it outweighs all that have it: then no rank uses it."""
+    for state, names in (("inactive", FUSION_OFF), ("active", (FUSION_ON,))):
+        lines = [findings[name].line for name in names if name in findings]
+        if lines:
+            return {"state": state, "line": lines[0]}
+    return {"state": "unsaid", "line": None}

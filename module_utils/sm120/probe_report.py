@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .probe_cases import Case
+
 STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
 
@@ -54,6 +56,31 @@ def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     }
     problems = [f"rank {rank}: {text}" for rank in sorted(by_rank) for text in by_rank[rank]["problems"]]
     return {**worst, "ok": not problems, "problems": problems[:8]}
+
+
+def case_rows(planned: Iterable[Case], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The cases that ran, for a page: those of one launch, hidden size and type as one row with its worst figures."""
+    shapes = {case.name: (case.kind, case.hidden, case.dtype) for case in planned}
+    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for case in found:
+        kind, hidden, dtype = shape = shapes[case["name"]]
+        row = rows.setdefault(
+            shape,
+            {
+                "kind": kind,
+                "hidden": hidden,
+                "dtype": dtype,
+                "cases": 0,
+                "right": 0,
+                "error": 0.0,
+                "worst": 0.0,
+            },
+        )
+        row["cases"] += 1
+        row["right"] += bool(case["ok"])
+        for figure in ("error", "worst"):
+            row[figure] = max(row[figure], case[figure])
+    return list(rows.values())
 
 
 def merge_speed(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

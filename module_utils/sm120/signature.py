@@ -8,6 +8,7 @@ from dataclasses import dataclass
 CAUSE = "cause"
 CONSEQUENCE = "consequence"
 WARNING = "warning"
+NOTE = "note"  # all is well, and somebody wants to know
 
 # How far a server has come, by what it logs on its way.
 LOADING = "loading"

@@ -73,11 +73,14 @@ class Run:
 class Host:
     """One lab host with its inventory: the demo's variables, another name, other ports."""
 
-    def __init__(self, name: str, ssh_port: int, server_port: int, folder: Path, baked: bool = True) -> None:
+    def __init__(
+        self, name: str, ssh_port: int, server_port: int, folder: Path, baked: bool = True, anew: bool = True
+    ) -> None:
         self.name, self.ssh_port, self.server_port, self.folder = name, ssh_port, server_port, folder
         self.runs = 0
         self.variables: dict[str, Any] = {}
-        self.lab("down", name)
+        if anew:
+            self.lab("down", name)
         self.lab("up", name, "--port", str(ssh_port), *(["--baked"] if baked else []))
         inventory = folder / "inventory"
         inventory.mkdir()

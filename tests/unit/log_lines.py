@@ -37,6 +37,25 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("fusion.disabled", ("[x] FlashInfer allreduce fusion is forcibly disabled by --enforce-disable",)),
+    ("fusion.disabled", ("[x TP0] FlashInfer comm not available, skipping workspace initialization",)),
+    (
+        "fusion.disabled",
+        ("[x] Disable --enable-flashinfer-allreduce-fusion because deterministic inference is enabled.",),
+    ),
+    (
+        "fusion.disabled",
+        ("[x] Disable --flashinfer-allreduce-fusion-backend because deterministic inference is enabled.",),
+    ),
+    # 0.5.9, 0.5.10 to 0.5.13.post1, 0.5.14 and later.
+    ("fusion.active", ("[x TP0] FlashInfer workspace initialized for rank 0, world_size 8",)),
+    ("fusion.active", ("[x TP0] FlashInfer workspace initialized for rank 0, world_size 2, backend trtllm",)),
+    (
+        "fusion.active",
+        (
+            "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
+            "world_size=2, max_token_num=2048, hidden_dim=4096",
+        ),
+    ),
     ("fusion.disabled", ("flashinfer.comm allreduce_fusion API is not available, falling back to standard",)),
     (
         "kernel.no_image",
@@ -442,8 +461,6 @@ HARMLESS = (
     '[x] INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 200 OK',
     '[x] INFO:     127.0.0.1:5 - "GET /error_report HTTP/1.1" 404 Not Found',
     "[x] Memory pool end. avail mem=7.53 GB",
-    "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
-    "world_size=2",
     "[x] Auto-enabling FlashInfer AllReduce Fusion on SM90/SM10X for GlmMoeDsaForCausalLM",
     "h:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS",
     "[x] Setting error_count=0, failed_requests=0, timeout=20",

@@ -9,7 +9,7 @@ import pytest
 from ansible.module_utils.sm120 import signatures_packages, signatures_process
 from ansible.module_utils.sm120.diagnosis import Scanner
 from ansible.module_utils.sm120.diagnosis_catalogue import KERNEL, SERVER, kernel_scanner, server_scanner
-from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, WARNING, Signature
+from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, NOTE, WARNING, Signature
 from log_lines import HARMLESS, KERNEL_LINES, SERVER_LINES
 from story import STORY
 
@@ -208,7 +208,7 @@ def test_harmless_lines_are_nothing(line: str) -> None:
 def test_every_signature_can_be_found_and_helps(signature: Signature) -> None:
     assert len(signature.meaning) > 20
     assert len(signature.advice) > 15
-    assert signature.role in (CAUSE, CONSEQUENCE, WARNING)
+    assert signature.role in (CAUSE, CONSEQUENCE, WARNING, NOTE)
     # The same name must always say the same.
     same = [one for one in (*SERVER, *KERNEL) if one.name == signature.name]
     assert len({(one.role, one.meaning, one.advice) for one in same}) == 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from ansible.module_utils.sm120.probe_cases import Case
 from ansible.module_utils.sm120.probe_report import (
     BUILD_STAGES,
     NEXT,
     STAGES,
     Stage,
+    case_rows,
     loses_from,
     merge_case,
     merge_groups,
@@ -104,3 +106,35 @@ def test_every_failure_has_a_next_step_and_a_silent_nccl_is_p2p() -> None:
     assert "NCCL_P2P_DISABLE=1" in NEXT["p2p"]
     assert next_step("numbers", "hang") == NEXT["hang"]
     assert next_step("numbers", "wrong_numbers") == NEXT["wrong"]
+
+
+def test_cases_of_one_shape_are_one_row_with_its_worst_figures() -> None:
+    planned = [
+        Case(kind, 4096, tokens, "bf16", "auto") for kind in ("eager", "graph") for tokens in (1, 2, 4)
+    ]
+    figures = [(True, 0.002, 0.7), (False, 0.5, 3.0), (True, 0.003, 0.4), (True, 0.001, 0.2)]
+    found = [
+        {"name": case.name, "ok": ok, "error": error, "worst": worst}
+        for case, (ok, error, worst) in zip(planned, figures, strict=False)
+    ]  # the last two never ran
+    assert case_rows(planned, found) == [
+        {
+            "kind": "eager",
+            "hidden": 4096,
+            "dtype": "bf16",
+            "cases": 3,
+            "right": 2,
+            "error": 0.5,
+            "worst": 3.0,
+        },
+        {
+            "kind": "graph",
+            "hidden": 4096,
+            "dtype": "bf16",
+            "cases": 1,
+            "right": 1,
+            "error": 0.001,
+            "worst": 0.2,
+        },
+    ]
+    assert case_rows(planned, []) == []
