@@ -100,10 +100,14 @@ test-compile: $(BIN)/.ready-dev ## FlashInfer's whole communication module for S
 	$(LAB) bake
 	pytest tests/integration/compile
 
+# Molecule's own place for its notes is named after the checkout's folder alone: another checkout of that name, cut off
+# half way, would have it believe that this one's host is there.
 molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 	$(LAB) bootstrap
 	$(LAB) bake
-	MOLECULE_GLOB='tests/molecule/*/molecule.yml' molecule -c tests/molecule/config.yml test --all
+	rm -rf .cache/molecule
+	MOLECULE_EPHEMERAL_DIRECTORY=$$PWD/.cache/molecule MOLECULE_GLOB='tests/molecule/*/molecule.yml' \
+	  molecule -c tests/molecule/config.yml test --all
 
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap

@@ -112,6 +112,8 @@ options:
     description:
       - A fault to put in on purpose, to see the probe find it on these GPUs. The report of such a run is
         never reused.
+      - V(garbage_row), V(unwritten_row) and V(moving_error) act in calls of 2048 tokens alone, so O(tokens) must have
+        them.
     type: str
     choices:
       - none
@@ -276,7 +278,10 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     given, folder = module.params, Path(module.params["evidence_dir"])
     # A run with a fault in it says nothing about the host: it neither is nor replaces the verdict.
     report_path = folder / ("report.json" if given["fault"] == "none" else f"fault-{given['fault']}.json")
-    account = Account.of(given["user"])
+    try:
+        account = Account.of(given["user"])
+    except KeyError:
+        raise ProbeError(f"no user {given['user']} on this host: make it first, or name another") from None
     gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
     ranks = given["ranks"] or len(gpus) or RANKS[0]
     if gpus and ranks not in (1, *RANKS):
@@ -356,8 +361,6 @@ def main() -> None:
     sys.dont_write_bytecode = True
     try:
         result = run(module)
-    except KeyError:
-        module.fail_json(msg=f"no user {module.params['user']} on this host: make it first, or name another")
     except ProbeError as error:
         module.fail_json(msg=str(error))
     failure = result["failure"]

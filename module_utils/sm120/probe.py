@@ -65,6 +65,10 @@ class Settings:
     worker_options: dict[str, Any] = field(default_factory=dict)
 
 
+# The first import from a network disk is slow.
+FACTS_SECONDS = 120
+
+
 class ProbeError(Exception):
     """The probe cannot even start: what is wrong and what to do."""
 
@@ -77,7 +81,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=FACTS_SECONDS,
             cwd=settings.work,
             env=settings.environment,
             **settings.account.process_options(),
@@ -86,11 +90,22 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
         raise ProbeError(
             f"{settings.python} cannot be run: {error.strerror}. Run: {PLAY}runtime.yml"
         ) from None
+    except subprocess.TimeoutExpired:
+        raise ProbeError(
+            f"{settings.python} told nothing about its packages in {FACTS_SECONDS} s as {settings.account.name}: "
+            "look whether its file system hangs"
+        ) from None
     if done.returncode:
         raise ProbeError(
             f"{settings.python} ended with {done.returncode} as {settings.account.name}: {done.stderr[-600:]}"
         )
-    facts: dict[str, Any] = json.loads(done.stdout)
+    try:
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise ProbeError(
+            f"{settings.python} told no facts as {settings.account.name} but {done.stdout[-300:]!r}: something prints "
+            "when it starts (a .pth file, sitecustomize)"
+        ) from None
     return facts
 
 

@@ -179,6 +179,17 @@ def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: H
     assert host.generates(KEY) == 4
 
 
+def test_a_preview_tells_a_restart(host: Host, deployed: Run) -> None:
+    snapshot, started = host.snapshot(), host.started()
+    run = host.play("--check", "--tags", "serve", sglang_server_max_running_requests=32)
+    assert run.rc == 0, run.stdout
+    told = [each["event_data"] for each in run.events if each["event"] == "runner_on_ok"]
+    changed = [each["task"] for each in told if each["res"].get("changed")]
+    assert "Stop sglang-main.service" in changed
+    assert "Would start sglang-main.service" in run.stdout
+    assert (host.snapshot(), host.started()) == (snapshot, started)
+
+
 def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> None:
     host.plant()
     snapshot, started = host.snapshot(), host.started()
@@ -218,9 +229,17 @@ def test_revert(host: Host, before: Before, deployed: Run) -> None:
     assert (run.rc, run.changed) == (0, 0), run.stdout
     assert (host.snapshot(), host.started()) == (snapshot, started)
 
+    run = host.play("--tags", "revert", sglang_server_state_after_revert="stopped")
+    assert run.rc == 0, run.stdout
+    assert host.active() == "inactive"
+    assert host.sh("systemctl is-enabled sglang-main.service || true").strip() == "disabled"
+
 
 def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
-    """Applied again, over the reverted host: the gates open, and the second instance is another user's."""
+    """Applied again, over the reverted host: the gates open, and the second instance is another user's.
+
+    Users that were made here go with their homes when nothing runs as them; `main` stays who it is.
+    """
     marker = host.plant()
     ports = host.server_port, host.server_port + 1
     second = {"port": ports[1], "user": "sglang-b"}
@@ -243,5 +262,14 @@ def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
     assert not host.exists("/run/sglang-old")
     assert "sglang-old" not in host.sh("systemctl list-units --all --no-legend 'sglang-*'")
     assert host.execute("id sglang-b")[0] == 1
+    assert host.sh("ls /var/lib/sglang-sm120/users").split() == ["sglang", "sglang-c"]
     run = host.play(*tags, sglang_server_instances=both)
     assert (run.rc, run.changed) == (0, 0), run.stdout
+
+    both[1]["home"] = "/srv/moved"
+    run = host.play(*tags, sglang_server_instances=both)
+    assert run.rc == 0, run.stdout
+    assert host.generates(KEY, ports[1]) == 4
+    assert host.started() == started
+    assert host.sh("getent passwd sglang-c").split(":")[5] == "/srv/moved"
+    assert not host.exists("/var/lib/sglang-c")

@@ -5,6 +5,7 @@ Of SGLang and FlashInfer they hold the files that gates live in, as released, so
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from hosts import ROOT, SUPPORT, Host, Run
+from processes import watched_processes
 
 sys.path.insert(0, str(SUPPORT))
 
@@ -99,6 +101,12 @@ def installed(host: Host, venv: str) -> dict[str, str]:
     return {name: version for name, version in packages(host, venv).items() if name in LOCKED}
 
 
+def test_a_python_that_is_not_there_is_named(host: Host) -> None:
+    run = install(host, sglang_runtime_python="python3.99")
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    assert "sglang_runtime_python=python3.99" in run.failures()[0]
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything(host: Host) -> None:
     host.sh("mkdir -p /opt/small && mount -t tmpfs -o size=200m none /opt/small")
     run = install(host, "/opt/small/venv", sglang_runtime_wheel_dir=WHEELS)
@@ -142,6 +150,8 @@ def test_pip_from_a_folder(host: Host) -> None:
         next(i for i, name in enumerate(names) if word in name) for word in ("torch first", "(minutes")
     )
     assert torch < rest
+    # Of the Python that was named: what Triton compiles against.
+    assert host.exists("/usr/include/python3.11/Python.h")
     run = install(host, sglang_runtime_wheel_dir=WHEELS)
     assert (run.rc, run.changed) == (0, 0), run.stdout
 
@@ -157,11 +167,21 @@ def test_a_package_that_would_spoil_it_is_refused(host: Host, tmp_path: Path) ->
     host.sh(f"{pip} uninstall --yes flashinfer-jit-cache")
 
 
-def test_uv_from_a_mirror(host: Host) -> None:
-    venv = "/opt/mirror/venv"
-    given = {"sglang_runtime_installer": "uv", "sglang_runtime_index_url": "http://127.0.0.1:30195"}
-    run = install(host, venv, **given)
+def test_uv_from_a_mirror_whose_password_nobody_sees(host: Host) -> None:
+    """uv itself is installed by pip, from the same URL."""
+    venv, password = "/opt/mirror/venv", f"pass-{secrets.token_hex(12)}"
+    url = f"http://ann:{password}@127.0.0.1:30195"
+    given = {"sglang_runtime_installer": "uv", "sglang_runtime_index_url": url}
+    with watched_processes(password, where=("cmdline", "environ")) as caught:
+        run = install(host, venv, **given)
     assert run.rc == 0, run.stdout
+    assert caught == set()
+    holding = [
+        path for path in run.folder.rglob("*") if path.is_file() and password.encode() in path.read_bytes()
+    ]
+    assert holding == []
+    assert host.sh(f"grep -rlF {password} {venv} /root /var/log || true").split() == [f"{venv}/sources.txt"]
+    assert host.sh(f"stat -c %a:%U {venv}/sources.txt").strip() == "600:root"
     assert installed(host, venv) == LOCKED
     assert UV_VERSION in host.sh(f"{venv}/uv/bin/uv --version")
     assert not host.exists("/root/.cache/uv")

@@ -12,6 +12,7 @@ from typing import Any
 import fusion_probe
 import pytest
 import yaml
+from ansible.module_utils.sm120 import probe as probe_module
 
 ROOT = Path(__file__).resolve().parents[2]
 RunModule = Callable[..., tuple[int, dict[str, Any]]]
@@ -171,13 +172,30 @@ def test_the_program_folder_holds_exactly_the_program(probe: Callable[..., Any],
         ({"user": "nobody-of-this-name"}, "no user"),
         ({"python": "/nowhere/bin/python"}, "playbooks/runtime.yml"),
         ({"program": {"facts.py": "raise SystemExit(4)"}}, "ended with 4"),
+        ({"program": {"facts.py": "print('hello')"}}, "told no facts"),
+        ({"program": {"facts.py": "import time; time.sleep(60)"}}, "told nothing about its packages in 1 s"),
         ({"program": {"facts.py": "print('{\"packages\": {}}')"}}, "flashinfer-python is not installed"),
     ],
 )
-def test_what_cannot_start_says_why(probe: Callable[..., Any], given: dict[str, Any], word: str) -> None:
+def test_what_cannot_start_says_why(
+    probe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], word: str
+) -> None:
+    if "sleep" in str(given):
+        monkeypatch.setattr(probe_module, "FACTS_SECONDS", 1)
     code, answer = probe(**given)
     assert code == 1
     assert word in answer["msg"]
+
+
+def test_an_error_of_our_own_does_not_pass_for_a_missing_user(
+    probe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_words: Any) -> str:
+        raise KeyError("packages")
+
+    monkeypatch.setattr(fusion_probe, "key_of", wrong)
+    with pytest.raises(KeyError, match="packages"):
+        probe()
 
 
 def test_documentation_and_argument_spec_agree() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -204,16 +205,16 @@ def test_check_mode_before_there_is_a_runtime(role: Role) -> None:
     assert "/nowhere/python" in output
 
 
-def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role) -> None:
+def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role, lookup: ModuleType) -> None:
     state = role.folder / "state"
     state.mkdir(mode=0o700)
     lock = {"id": "x1", "user": "ann", "host": os.uname().nodename, "since": "then"}
-    lock |= {"pid": 2**22 - 1, "pid_started": "1"}
+    lock |= {"pid": 2**22 - 1, "pid_started": "1", "where": lookup._where(os.uname().nodename)}
     (state / "lock.json").write_text(json.dumps(lock))
     code, _, output = role.run()
     assert code == 0, output
     assert not (state / "lock.json").exists()
-    (state / "lock.json").write_text(json.dumps({**lock, "host": "elsewhere"}))
+    (state / "lock.json").write_text(json.dumps({**lock, "where": "elsewhere"}))
     code, _, output = role.run("revert")
     assert code == 2
     assert "sm120_gates_break_lock=x1" in output

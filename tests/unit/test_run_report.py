@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import stat
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from ansible.module_utils.sm120.measurement import method_of
 from ansible.module_utils.sm120.throughput import Spec
 from conftest import ROOT
 from fake_sglang import Fake, serve, stream_reply
+from local_play import play
 
 SCHEMA = json.loads((ROOT / "docs/run.schema.json").read_text())
 SPECS = yaml.safe_load((ROOT / "roles/sglang_verify/meta/argument_specs.yml").read_text())["argument_specs"]
@@ -47,23 +47,6 @@ PREFLIGHT = """
   gather_facts: false
   roles: [preflight]
 """
-
-
-def play(place: Path, text: str, **variables: Any) -> tuple[int, str]:
-    """Run a play on this machine; (exit code, what it printed)."""
-    (place / "play.yml").write_text(text)
-    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
-    program = Path(sys.executable).with_name("ansible-playbook")
-    command = [str(program), "-i", "localhost,", "-c", "local", "-e", f"@{place / 'given.json'}"]
-    done = subprocess.run(
-        [*command, str(place / "play.yml")],
-        cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def report(folder: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
@@ -188,6 +171,17 @@ def test_a_wrong_run_is_refused_in_one_sentence(
         assert len(done.stderr.splitlines()) == 1
         assert str(wrong) in done.stderr
         assert not (tmp_path / "page.html").exists()
+
+
+def test_a_run_without_any_figure_has_a_page(written: dict[str, Path], tmp_path: Path) -> None:
+    run = json.loads(written["verify"].read_text())
+    for instance in run["instances"]:
+        instance["rungs"] = []
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(run))
+    done = report(tmp_path, other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing was measured" in (tmp_path / "page.html").read_text()
 
 
 def test_two_runs_are_compared_on_one_page(written: dict[str, Path], tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 Standard input of python3: no file is left on the target. Arguments: venv, {distribution: version} as JSON, and as JSON
 {pattern of names that another release set brings: distribution whose version such a package may have and stay, or ""}.
-Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), venv_module (can
-make a venv), exists, site_packages, versions (all that is installed), wrong ({distribution: found or null} for what is
-not as wanted), leaving (what another release set brought and this one does not, with whatever shares a file with it:
-uninstalling one takes that file from both), proved (digest of the release set whose imports were seen to work here),
-free_mib.
+Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), interpreter (major
+and minor of this one), venv_module (it can make a venv), headers (it has them), exists, site_packages, versions (all
+that is installed), wrong ({distribution: found or null} for what is not as wanted), leaving (what another release set
+brought and this one does not, with whatever shares a file with it: uninstalling one takes that file from both), proved
+(digest of the release set whose imports were seen to work here), free_mib.
 """
 
 import importlib.metadata
@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 
@@ -60,6 +61,8 @@ print(
     json.dumps(
         {
             "python": made_with[1] if made_with else ".".join(map(str, sys.version_info[:3])),
+            "interpreter": "{}.{}".format(*sys.version_info[:2]),
+            "headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
             "venv_module": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
             "exists": (venv / "bin/python").exists(),
             "site_packages": str(folders[-1]) if folders else None,
