@@ -123,8 +123,14 @@ def _named_lists(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _other_names(text: str) -> set[str]:
     """Names that a source gives to a capability, or to what it makes of one."""
-    pairs = (pair[0] or pair[1] for pair in _OTHER_NAMES.findall(text))
-    return {name.rpartition(".")[2] for names in pairs for name in re.split(r",[ \t]*", names)}
+    names: set[str] = set()
+    for match in re.finditer("capability|major", text):
+        # With the line before, where a value in parentheses may begin.
+        begin = text.rfind("\n", 0, max(text.rfind("\n", 0, match.start()), 0)) + 1
+        end = text.find("\n", match.end())
+        for pair in _OTHER_NAMES.findall(text[begin : end if end >= 0 else None]):
+            names |= {name.rpartition(".")[2] for name in re.split(r",[ \t]*", pair[0] or pair[1])}
+    return names
 
 
 class _Spelled(ast.NodeTransformer):

@@ -209,7 +209,7 @@ def messages(run: Run) -> str:
 def state(host: Host) -> tuple[str, str]:
     """Whether the server runs, and since which start."""
     shown = host.sh(f"systemctl show -P ActiveState -P InvocationID {UNIT}").split()
-    return shown[0], shown[1]
+    return shown[0], "".join(shown[1:])
 
 
 def open_gates(host: Host, release: str) -> set[str]:
