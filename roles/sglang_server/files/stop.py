@@ -50,8 +50,9 @@ if running:
             f"Wanted: {', '.join(running)} stopped. Found: {found}. "
             f"Look at: systemctl status {' '.join(running)}; then run this again"
         )
-# SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure.
-systemctl("reset-failed", *units)
+# SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure. Of no unit it would be all.
+if units:
+    systemctl("reset-failed", *units)
 end = time.monotonic() + GPU_RELEASE_SECONDS
 while held := ours & on_gpu():
     if time.monotonic() > end:
