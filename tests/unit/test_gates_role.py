@@ -137,7 +137,7 @@ def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
     }
     named = {
         "sglang_server_flashinfer_workspace_base": bases["server"],
-        "fusion_probe_workspace_base": bases["probe"],
+        "fusion_probe_environment": {"FLASHINFER_WORKSPACE_BASE": bases["probe"]},
         "sglang_server_home": bases["lived"],
         "sglang_server_extra_environment": {"FLASHINFER_WORKSPACE_BASE": bases["common"]},
         "sglang_server_instances": [
