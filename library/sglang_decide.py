@@ -117,6 +117,12 @@ def main() -> None:
         supports_check_mode=True,
     )
     given: dict[str, Any] = module.params
+    for side in ("side_off", "side_on"):
+        if not given["on_failure"] and not isinstance(given[side].get("answers"), list):
+            module.fail_json(
+                msg=f"{side}: wanted answers, as sglang_answers returns them; found "
+                f"{', '.join(given[side]) or 'nothing'}. Take them on both sides, or set on_failure"
+            )
     names = ("min_repeats", "min_effect", "max_latency_growth", "confidence", "keep_when_equal")
     rules = Rules(**{name: given[name] for name in names})
     if problem := rules.problem():

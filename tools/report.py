@@ -81,8 +81,10 @@ def points(rungs: list[Rung], path: str) -> tuple[list[int], list[float]]:
 
 def draw(ladders: list[tuple[str, list[Rung]]]) -> Figure:
     panels = [(path, text) for path, text in PANELS if any(points(rungs, path)[0] for _, rungs in ladders)]
-    panels = panels or PANELS[:1]  # a promotion whose first block failed has no figure at all
-    figure = Figure(figsize=(4.3 * len(panels), 3.3), layout="constrained")
+    figure = Figure(figsize=(4.3 * max(len(panels), 1), 3.3), layout="constrained")
+    if not panels:
+        figure.text(0.5, 0.5, "no figures: nothing was measured", ha="center")
+        return figure
     for axis, (path, text) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         streams: set[int] = set()
         for name, rungs in ladders:

@@ -220,7 +220,7 @@ def _gather(rungs: Sequence[Rung]) -> dict[int, dict[str, list[float]]]:
         series = found.setdefault(int(rung["concurrency"]), {name: [] for name in FIGURES})
         for repeat in rung["series"]:
             for name, values in series.items():
-                if repeat.get(name) is not None:
+                if repeat.get(name):  # a latency of 0 was not measured; a rate of 0 is a doubt of its own
                     values.append(float(repeat[name]))
             if repeat.get("power_watts"):
                 series[EFFICIENCY].append(repeat[RATE] / repeat["power_watts"])

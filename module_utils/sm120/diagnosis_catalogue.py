@@ -41,7 +41,7 @@ KERNEL: tuple[Signature, ...] = signatures_gpu.DRIVER + signatures_gpu.KERNEL
 
 # Bytes that the interesting lines contain and the daily ones (batches, requests) do not. A block of log is
 # searched for each of them, far faster than one expression could, and only lines with a hit are looked at.
-# Every signature's needle must contain one of these.
+# Every line that a signature is for must contain one of these, its needle need not: an exception's name does it, too.
 SERVER_TRIGGERS = (
     b"rror",
     b"xception",
@@ -53,6 +53,7 @@ SERVER_TRIGGERS = (
     b"NCCL WARN",
     b"usion",
     b"crashed",
+    b"code=exited",
     b"not found",
     b"cannot find",
     b"NaN",

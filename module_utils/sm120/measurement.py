@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .http import KEY_REFUSED, Client
-from .served_model import model_info, vocabulary_at
+from .served_model import model_info
 from .throughput import Spec, SpecError, check_numbers, check_vocab
+from .vocabulary import vocabulary_at
 
 NUMBERS = (
     "api",

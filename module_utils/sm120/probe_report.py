@@ -19,7 +19,8 @@ NEXT = {
     "aot": f"Remove flashinfer-jit-cache from the environment, then {PLAY}probe.yml",
     "memory": f"Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then {PLAY}probe.yml",
     "preflight": f"See gate fusion.multicast_preflight and free memory: {PLAY}audit.yml",
-    "ranks": "Set fusion_probe_ranks to the server's tensor parallel size",
+    "ranks": "Give the server a tensor and pipeline parallel size that this host has GPUs for (sglang_server_profile, "
+    "sglang_server_tensor_parallel_size)",
     "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
     "ACS and IOMMU on the path, and `options nvidia_uvm uvm_disable_hmm=1`. If the probe gets past it with "
     "NCCL_P2P_DISABLE=1 in fusion_probe_environment, P2P it is; fusion needs P2P, so it stays off",
@@ -86,6 +87,14 @@ def merge_speed(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """A collective is as slow as its slowest rank."""
     ways = next(iter(by_rank.values()))
     return {way: max(found[way] for found in by_rank.values()) for way in ways}
+
+
+def merge_groups(
+    found: Sequence[Mapping[tuple[int, int], Mapping[str, float]]],
+) -> dict[tuple[int, int], Any]:
+    """Likewise a server of several groups: each size as its slowest group had it."""
+    sizes = sorted({size for group in found for size in group})
+    return {size: merge_speed({n: g[size] for n, g in enumerate(found) if size in g}) for size in sizes}
 
 
 def speed_rows(measured: Mapping[tuple[int, int], Mapping[str, float]]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ SERVING = "serving"
 class Signature:
     """One known line: bytes it must contain, optionally an expression it must match, and what it means.
 
+    Where the alternatives of the expression have no bytes in common, the needle is empty.
     `stage` restricts it to what happens on a server's way there; `fatal` says that no server outlives it.
     """
 

@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 from hosts import Host
 
+CUDA = {
+    "sglang_runtime_device": "cuda",
+    "sglang_server_profile": "default",
+    "sm120_gates_policy": "measured",
+}
 # What an operator gets wrong, and what the message has to name.
 BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "unknown feature": (
@@ -45,12 +50,20 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         ("fp8-kv-dense-mla", "models/glm5.md"),
     ),
     "a toolkit's path with a colon": (
-        {"sglang_server_cuda_home": ":/usr/local/cuda"},
-        ("sglang_server_cuda_home", ":/usr/local/cuda"),
+        {"cuda_toolkit_path": ":/usr/local/cuda"},
+        ("cuda_toolkit_path", ":/usr/local/cuda"),
+    ),
+    "a second source of CUDA_HOME": (
+        {"sglang_server_instances": [{"instance": "chat", "extra_environment": {"CUDA_HOME": "/opt/cuda"}}]},
+        ("cuda_toolkit_path", "/opt/cuda"),
     ),
     "a set that is not for this device": (
         {"sglang_runtime_release": "0.5.20"},
         ("sglang_runtime_release", "0.5.20"),
+    ),
+    "a release that cannot be measured": (
+        {**CUDA, "sglang_runtime_release": "0.5.9"},
+        ("sm120_gates_policy", "0.5.12.post1"),
     ),
     "vocabulary too large": ({"sglang_verify_vocab_size": 2049}, ("2048", "2049")),
 }
@@ -76,12 +89,30 @@ def test_a_bad_value_is_one_message_and_no_change(host: Host, case: str) -> None
     assert host.snapshot() == snapshot
 
 
+@pytest.mark.parametrize("playbook", ["runtime", "gates", "probe", "serve", "promote"])
+def test_a_playbook_alone_refuses_the_same(host: Host, playbook: str) -> None:
+    values, named = BAD_VALUES["a combination that breaks"]
+    snapshot = host.snapshot()
+    run = host.play(playbook=f"playbooks/{playbook}.yml", **values)
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    (failure,) = run.failures()
+    assert [name for name in named if name not in failure] == []
+    assert host.snapshot() == snapshot
+
+
+def test_a_release_that_cannot_be_measured_goes_unmeasured(host: Host) -> None:
+    given = {**CUDA, "sglang_runtime_release": "0.5.9", "sm120_gates_policy": "forced"}
+    run = host.play(playbook="playbooks/preflight.yml", **given)
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+
+
 def test_check_mode_before_anything_is_installed(host: Host) -> None:
     snapshot = host.snapshot()
     run = host.play("--check", "--diff")
     assert run.rc == 0, run.stdout
     assert run.failures() == []
     assert run.changed > 0
+    assert run.tasks().count("Look at the host") == 1
     assert host.snapshot() == snapshot
     assert host.execute("id sglang")[0] == 1
     assert "sglang-" not in host.sh("systemctl list-unit-files")

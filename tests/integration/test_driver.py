@@ -23,6 +23,7 @@ sys.path.insert(0, str(SUPPORT))
 import nvidia_packages
 
 RECORD = ROOT / "tests/unit/data/nvidia-smi-q-h200-x2.txt"
+TABLES = ROOT / "tests/unit/data/nvidia-smi-tables-h200-x2.txt"
 DRIVER = "playbooks/driver.yml"
 MACHINE = "python3 /srv/made-up/machine.py"
 # Everything that the roles write below, and all that apt and dpkg know.
@@ -63,6 +64,7 @@ def host(make_host: Any, repository: dict[str, str]) -> Host:
     )
     answer = RECORD.read_text().replace("NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Server Edition")
     made.sh(f"{MACHINE} set_up", answer)
+    made.sh("cat > /srv/made-up/smi-tables", TABLES.read_text())
     made.sh(": > /etc/apt/sources.list; rm -f /etc/apt/sources.list.d/*; apt-get update -qq")
     made.variables = {
         **repository,
@@ -113,6 +115,45 @@ def test_check_mode_on_a_fresh_host(host: Host, pristine: list[str]) -> None:
     assert run.rc == 0, run.stdout
     assert run.changed >= 4
     assert "blacklist nova_core" in run.stdout
+    assert_same(pristine, state(host))
+
+
+GUEST = {
+    "sglang_runtime_device": "cuda",
+    "sglang_runtime_release": "0.5.23",
+    "sglang_server_profile": "default",
+    "sm120_gates_policy": "measured",
+}
+
+
+def guest(host: Host, *options: str, **values: Any) -> Run:
+    run = host.play(*options, "--tags", "guest", **{**GUEST, **values})
+    assert run.changed == 0
+    return run
+
+
+def unfit(run: Run) -> list[str]:
+    """What the one message that refuses a guest complains about."""
+    assert run.rc == 2, run.stdout
+    (failure,) = run.failures()
+    head, *complaints = failure.splitlines()
+    assert head == "This guest is not fit to serve. To correct:"
+    return complaints
+
+
+def told(run: Run) -> Any:
+    """What the only message of a run says."""
+    (shown,) = run.results("ansible.builtin.debug")
+    return shown["msg"]
+
+
+def test_a_guest_without_a_driver_is_refused_but_not_in_a_preview(host: Host, pristine: list[str]) -> None:
+    missing = "driver: wanted: nvidia-smi; found: not installed; do: run playbooks/driver.yml"
+    assert f"- {missing}" in unfit(guest(host))
+    run = guest(host, "--check")
+    assert run.rc == 0, run.stdout
+    assert told(run)[0].startswith("check mode: the driver is not at work yet.")
+    assert f"error: {missing}" in told(run)
     assert_same(pristine, state(host))
 
 
@@ -250,6 +291,67 @@ def test_a_second_run_changes_nothing_and_is_short(host: Host) -> None:
     assert run.changed == 0
     assert_same(before, state(host))
     assert len(run.tasks()) <= 25, run.tasks()
+
+
+@pytest.fixture
+def at_work(host: Host) -> Iterator[dict[str, str]]:
+    """Programs on the cards, of a server of ours on the second and of somebody else on the first: {unit: pid}."""
+    rows, pids = [], {}
+    for address, unit, name in (("06", "train", "python3"), ("07", "sglang-main", "sglang::scheduler")):
+        host.sh(f"systemd-run --quiet --unit {unit} sleep 900")
+        pids[unit] = host.sh(f"systemctl show -P MainPID {unit}.service").strip()
+        rows.append(f"00000000:00:{address}.0, {pids[unit]}, {name}, 120000\n")
+    host.sh("mkdir -p /run/made-up-gpus && cat > /run/made-up-gpus/processes", "".join(rows))
+    record = {"unit": "sglang-main.service", "url": "http://127.0.0.1:9"}
+    host.sh(
+        "mkdir -p /etc/sglang-sm120/main && cat > /etc/sglang-sm120/main/instance.json", json.dumps(record)
+    )
+    yield pids
+    host.sh(
+        "systemctl stop train sglang-main 2>/dev/null; rm -r /run/made-up-gpus/processes /etc/sglang-sm120; true"
+    )
+
+
+def test_a_guest_serves_what_it_has_cards_for(host: Host) -> None:
+    run = guest(host, sglang_server_tensor_parallel_size=2)
+    assert run.rc == 0, run.stdout
+    run = guest(
+        host,
+        sglang_server_instances=[{"instance": "a"}, {"instance": "b", "port": 9, "profile": "glm5-nvfp4"}],
+    )
+    wanted = (
+        "- gpus: wanted: 8 GPUs (tensor parallel size times pipeline stages); found: 2; do: choose a profile"
+    )
+    (complaint,) = unfit(run)
+    assert complaint.startswith(wanted)
+
+
+def test_a_card_is_taken_by_others_not_by_our_own_server(host: Host, at_work: dict[str, str]) -> None:
+    (complaint,) = unfit(guest(host))
+    assert complaint.startswith("- GPU 0 (0000:00:06.0): wanted: no process but those of our units")
+    assert f"python3 (pid {at_work['train']}, train.service, 120000 MiB)" in complaint
+    host.sh("systemctl stop train && sed -i /python3/d /run/made-up-gpus/processes")
+    run = guest(host)
+    assert run.rc == 0, run.stdout
+
+
+def test_status_is_a_table_and_changes_nothing(host: Host, at_work: dict[str, str]) -> None:
+    before = state(host)
+    run = host.play(playbook="playbooks/status.yml", sglang_runtime_device="cuda")
+    assert (run.rc, run.changed) == (0, 0), run.stdout
+    assert_same(before, state(host))
+    table = [" ".join(line.split()) for line in told(run).splitlines()]
+    assert table[0] == "driver 580.159.04 (open modules), CUDA 13.0, 2 GPUs"
+    card = "0 0000:00:06.0 NVIDIA RTX PRO 6000 Blackwell Server Edition 12.0 143156/143771 262144 gen5 x16 0 102/450 0"
+    assert card in table
+    assert {"peer access: every pair", "paths: NV18"} <= set(table)
+    used = (
+        f"on 0000:00:07.0: sglang::scheduler, pid {at_work['sglang-main']}, 120000 MiB, sglang-main.service"
+    )
+    assert used in table
+    assert "instance main (http://127.0.0.1:9): starting" in table
+    finding = table.index("error: GPU 0 (0000:00:06.0)")
+    assert table[finding + 1] == "wanted: no process but those of our units on the GPU"
 
 
 def test_a_power_limit_that_the_card_does_not_take(host: Host) -> None:

@@ -23,6 +23,11 @@ Before = dict[str, Any]
 @pytest.fixture(scope="module")
 def host(make_host: Any) -> Host:
     made: Host = make_host("job", 0)
+    # Laid over what was baked: the delivered venv is there again once this is taken off.
+    made.sh(
+        "mkdir /mnt/over && mount -t tmpfs over /mnt/over && mkdir /mnt/over/upper /mnt/over/work"
+        " && mount -t overlay over -o lowerdir=/opt,upperdir=/mnt/over/upper,workdir=/mnt/over/work /opt"
+    )
     made.sh("useradd --create-home --shell /bin/bash --groups sudo ops")
     made.sh("chpasswd", f"ops:{PASSWORD}\n")
     made.sh("cp -r /root/.ssh /home/ops/ && chown -R ops: /home/ops/.ssh")
@@ -41,6 +46,16 @@ def jit_module(host: Host) -> tuple[int, str]:
     return host.execute(f"{setting} {VENV}/bin/python -c '{ONE_LINER}'")
 
 
+def names(host: Host) -> set[str]:
+    """All that a play may leave: paths, accounts and units; not what ssh, sudo, Python and systemd leave."""
+    paths = host.sh("find /etc /home /opt /root /run /srv /tmp /usr /var 2>/dev/null; true").splitlines()
+    accounts = host.sh("getent passwd; getent group").splitlines()
+    units = host.sh("systemctl list-units --all --plain --no-legend 'sglang*' 'sm120*'").splitlines()
+    theirs = re.compile(r"/(\.ansible\w*|sudo|__pycache__|log|systemd\S*|user|utmp)(/|$)")
+    ours = re.compile("sglang|sm120")
+    return {*(path for path in paths if ours.search(path) or not theirs.search(path)), *accounts, *units}
+
+
 def generated(host: Host) -> int:
     status, page = host.request("/metrics", key=KEY)
     assert status == 200, page
@@ -55,7 +70,8 @@ def before(host: Host) -> Before:
     code, text = jit_module(host)
     assert host.differing() == set()
     host.sh("touch /before")
-    return {"code": code, "text": text, "communicator": host.sha256(COMMUNICATOR)}
+    communicator = host.sha256(COMMUNICATOR)
+    return {"code": code, "text": text, "communicator": communicator, "names": names(host)}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +118,7 @@ def test_secrets_stand_nowhere(host: Host, deployed: Run) -> None:
         told = [*deployed.folder.rglob("*"), *(host.folder / "artifacts").rglob("*")]
         holding = [path for path in told if path.is_file() and secret.encode() in path.read_bytes()]
         assert holding == []
-        readable = "find / /run /tmp -xdev -type f -newer /before -perm -004 -size -50M"
+        readable = "find / /opt /run /tmp -xdev -type f -newer /before -perm -004 -size -50M"
         assert host.execute(f"{readable} -exec grep -lF -e {secret} {{}} +")[1] == ""
     holders = host.sh(
         f"grep -rslF -e {KEY} /etc /var/lib/sglang /var/lib/sglang-sm120 /home /run || true"
@@ -257,7 +273,7 @@ def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
     assert run.rc == 0, run.stdout
     assert [host.generates(KEY, port) for port in ports] == [4, 4]
     assert host.started() == started
-    assert host.sh(r"find / -xdev \( -name 'sglang-old*' -o -name 'sglang-b' \)") == ""
+    assert host.sh(r"find / /opt -xdev \( -name 'sglang-old*' -o -name 'sglang-b' \)") == ""
     assert not host.exists("/etc/sglang-sm120/old")
     assert not host.exists("/run/sglang-old")
     assert "sglang-old" not in host.sh("systemctl list-units --all --no-legend 'sglang-*'")
@@ -273,3 +289,18 @@ def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
     assert host.started() == started
     assert host.sh("getent passwd sglang-c").split(":")[5] == "/srv/moved"
     assert not host.exists("/var/lib/sglang-c")
+
+
+def test_teardown_leaves_nothing_and_all_of_it_comes_again(host: Host, before: Before, deployed: Run) -> None:
+    run = host.play(playbook="playbooks/teardown.yml", teardown_confirm=host.name)
+    assert run.rc == 0, run.stdout
+    assert sorted(names(host) - before["names"]) == []
+    ours = "/opt/sglang-sm120 /srv/models/demo /etc/sglang-sm120 /var/lib/sglang-sm120 /var/lib/sglang"
+    assert [path for path in ours.split() if host.exists(path)] == []
+
+    host.sh("umount /opt")
+    assert host.differing() == set()
+    run = host.play("--skip-tags", "verify")
+    assert run.rc == 0, run.stdout
+    assert len(host.differing()) == 6
+    assert host.generates(KEY) == 4

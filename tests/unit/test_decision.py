@@ -62,6 +62,20 @@ def test_no_tokens_is_invalid_and_not_a_division_by_zero() -> None:
     assert decide([rung([0.0] * 5)], [rung(STEADY)]).verdict == "invalid"
 
 
+@pytest.mark.parametrize("zero", ["off", "on", "both", "one repeat"])
+def test_a_latency_of_zero_was_not_measured_and_divides_nothing(zero: str) -> None:
+    off, on = rung(STEADY), rung(FIVE_PER_CENT_MORE)
+    for side in ("off", "on"):
+        for repeat in (off if side == "off" else on)["series"][: 1 if zero == "one repeat" else None]:
+            if zero in (side, "both", "one repeat"):
+                repeat["tpot_ms_p50"] = 0.0
+    got = decide([off], [on])
+    assert (got.verdict, got.keep) == ("better", True)
+    figures = [one.figure for one in got.comparisons]
+    assert ("tpot_ms_p50" in figures) is (zero == "one repeat")
+    json.dumps(got.as_dict(), allow_nan=False)
+
+
 def test_rungs_must_be_the_same() -> None:
     assert decide([rung(STEADY, 8)], [rung(STEADY, 16)]).verdict == "invalid"
     assert decide([], []).verdict == "invalid"

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,6 +108,7 @@ def test_check_apply_again_revert_again(role: Role) -> None:
         "allreduce_fusion": "open",
         "moe_autotune": "open",
     }
+    assert role.told()["sm120_gates_facts"]["wanted"] == ["allreduce_fusion", "moe_autotune"]
     assert role.told()["sm120_gates_stopped_units"] == []
     assert not (role.folder / "state/lock.json").exists()
 
@@ -156,7 +158,10 @@ def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
 def test_policy_off_closes(role: Role) -> None:
     assert role.run(sm120_gates_policy="forced")[0] == 0
     assert role.run(sm120_gates_policy="off")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
     assert wheels.differing(role.site) == set()
+    assert role.run(sm120_gates_state="absent")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
 
 
 def test_a_file_that_is_not_as_planned_puts_everything_back(role: Role) -> None:
@@ -204,16 +209,16 @@ def test_check_mode_before_there_is_a_runtime(role: Role) -> None:
     assert "/nowhere/python" in output
 
 
-def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role) -> None:
+def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role, lookup: ModuleType) -> None:
     state = role.folder / "state"
     state.mkdir(mode=0o700)
     lock = {"id": "x1", "user": "ann", "host": os.uname().nodename, "since": "then"}
-    lock |= {"pid": 2**22 - 1, "pid_started": "1"}
+    lock |= {"pid": 2**22 - 1, "pid_started": "1", "where": lookup._where(os.uname().nodename)}
     (state / "lock.json").write_text(json.dumps(lock))
     code, _, output = role.run()
     assert code == 0, output
     assert not (state / "lock.json").exists()
-    (state / "lock.json").write_text(json.dumps({**lock, "host": "elsewhere"}))
+    (state / "lock.json").write_text(json.dumps({**lock, "where": "elsewhere"}))
     code, _, output = role.run("revert")
     assert code == 2
     assert "sm120_gates_break_lock=x1" in output

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from local_play import play
 
 PLAY = """
@@ -45,7 +47,7 @@ def test_each_bad_value_is_named_once(tmp_path: Path) -> None:
             "sglang_server_stop_timeout_seconds: 0",
         ],
         "as a share": ["found: 3;"],
-        "variables that the roles know": ["found: pve_gpu_vm_coers;"],
+        "variables that the roles know": ["pve_gpu_vm_coers (did you mean pve_gpu_vm_cores?)"],
         "one home for each user": ["sglang: /one, sglang: /var/lib/sglang"],
         "has a variable of its own": ["api-key"],
         "argument 'max_running_requests'": ["many", "sglang_server_instances"],
@@ -80,3 +82,29 @@ def test_good_values_pass(tmp_path: Path) -> None:
         ],
     )
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [({"thinker_config": {"text_config": {"vocab_size": 32}}}, "32"), ([1], "")],
+)
+def test_misspelt_names_keys_and_vocabularies(tmp_path: Path, config: Any, size: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    said = "\n".join(
+        complaints(
+            tmp_path,
+            sglang_runtime_device="cpu",
+            sglang_server_prot=30001,
+            sglang_zzz=1,
+            sglang_server_instances=[{"instance": "chat", "api_key": "s3cret-key\n"}],
+            sglang_model_path=str(tmp_path / "model"),
+            sglang_verify_vocab_size=2048,
+        )
+    )
+    assert "sglang_server_prot (did you mean sglang_server_port?)" in said
+    assert "sglang_zzz" in said
+    assert "sglang_zzz (did" not in said
+    assert "wanted: sglang_server_api_key as one line" in said
+    assert "s3cret-key" not in said
+    assert (f"of at most the model's vocabulary ({size})" in said) is bool(size)

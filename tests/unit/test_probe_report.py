@@ -14,6 +14,7 @@ from ansible.module_utils.sm120.probe_report import (
     case_rows,
     loses_from,
     merge_case,
+    merge_groups,
     next_step,
     speed_rows,
     speed_summary,
@@ -55,6 +56,12 @@ def rows(**ratios: float) -> list[dict[str, object]]:
 )
 def test_the_size_from_which_fusion_loses(ratios: dict[str, float], tokens: int | None) -> None:
     assert loses_from(rows(**ratios)) == tokens
+
+
+def test_a_size_is_as_slow_as_its_slowest_group() -> None:
+    found = [{(6144, 8): {"fused": 5.0, "unfused": 9.0}}, {(6144, 8): {"fused": 7.0, "unfused": 8.0}}]
+    assert merge_groups(found) == {(6144, 8): {"fused": 7.0, "unfused": 9.0}}
+    assert merge_groups([]) == {}
 
 
 def measured(fused: float, unfused: float, tokens: int = 8) -> dict[tuple[int, int], dict[str, float]]:

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,14 +155,47 @@ def test_the_page_of_profiles_is_current() -> None:
 def test_every_value_of_a_profile_has_its_source_beside_it() -> None:
     lines = (SERVER / "profiles.yml").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("  glm5-nvfp4:"))
-    end = next(number for number, line in enumerate(lines) if line.startswith("  # A dense model"))
-    unsourced = []
-    for number in range(start, end):
+    unsourced, seen = [], 0
+    for number in range(start, len(lines)):
         line = lines[number].strip()
-        value = re.match(r"(?!like:)[\w-]+: (?!\{\})\S", line)
-        if value and "#" not in line:
-            above = lines[number - 1].strip()
-            if not above.startswith("#"):
+        if re.match(r"(?!like:)[\w-]+: (?!\{\})\S", line):
+            seen += 1
+            if "#" not in line and not lines[number - 1].strip().startswith("#"):
                 unsourced.append(line)
-    # 4 by 2 is the arrangement itself, which nobody has published figures for.
-    assert unsourced == ["tensor-parallel-size: 4", "pipeline-parallel-size: 2"]
+    assert unsourced == []
+    values = sum(len(each[part]) for each in PROFILES.values() for part in ("arguments", "environment"))
+    assert seen == values + sum("model_mib" in each for each in PROFILES.values())
+
+
+@pytest.mark.parametrize(
+    ("instances", "needs"),
+    [
+        ([{}], {"gpus": 1, "model_mib": 0}),
+        ([{"profile": "glm5-nvfp4-tp2-pp3"}], {"gpus": 6, "model_mib": 391000}),
+        ([{"profile": "glm5-nvfp4-mtp"}, {"profile": "dense"}], {"gpus": 8, "model_mib": 409000}),
+        (
+            [{"tensor_parallel_size": "2"}, {"extra_arguments": {"tensor-parallel-size": 4}}],
+            {"gpus": 4, "model_mib": 0},
+        ),
+        (
+            [{"profile": "glm5-nvfp4", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}],
+            {"gpus": 8, "model_mib": 391000},
+        ),
+    ],
+)
+def test_a_guest_needs_what_its_most_demanding_instance_needs(
+    instances: list[dict[str, Any]], needs: dict[str, int]
+) -> None:
+    assert _module.wanted_of_guest(instances, PROFILES, RENAMED) == needs
+
+
+def test_the_plays_that_a_tag_brings_along() -> None:
+    """The guest is looked at where it is to serve, and stands in the way of neither gates nor revert."""
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "inventories/demo", "site.yml"]
+    told = subprocess.run([*command, "--list-tasks"], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    def tags(task: str) -> list[str]:
+        return re.findall(rf"^ +{task}\tTAGS: \[(.*)\]$", told.stdout, re.MULTILINE)
+
+    assert tags("Refuse a guest that cannot serve") == ["guest, runtime, serve"]
+    assert tags("Check the inventory's values and the host") == ["always"] * 6

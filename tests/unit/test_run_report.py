@@ -268,6 +268,17 @@ def test_a_wrong_run_is_refused_in_one_sentence(
         assert not (tmp_path / "page.html").exists()
 
 
+def test_a_run_without_any_figure_has_a_page(written: dict[str, Path], tmp_path: Path) -> None:
+    run = json.loads(written["verify"].read_text())
+    for instance in run["instances"]:
+        instance["rungs"] = []
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(run))
+    done = report(tmp_path, other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing was measured" in (tmp_path / "page.html").read_text()
+
+
 def test_two_runs_are_compared_on_one_page(written: dict[str, Path], tmp_path: Path) -> None:
     run = copy.deepcopy(json.loads(written["verify"].read_text()))
     run["instances"][0]["rungs"][0] |= dict.fromkeys(

@@ -152,8 +152,9 @@ PROBE = """
 
 def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    given = {"cuda_toolkit_home": "", "fusion_probe_user": "sm120-none", "fusion_probe_home": "/nonexistent"}
-    code, output = play(tmp_path, PROBE, "--check", __sglang_server_users_dir=str(users), **given)
+    served = {"user": "sm120-none", "home": "/nonexistent", "python": sys.executable}
+    given = {"__fusion_probe_server": served, "__sglang_server_users_dir": str(users)}
+    code, output = play(tmp_path, PROBE, "--check", **given)
     assert code == 0, output
     changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
     assert changed == [

@@ -17,9 +17,9 @@ from ansible.module_utils.sm120.gpu_power import parse, summarise
 from ansible.module_utils.sm120.http import Client
 from ansible.module_utils.sm120.load import Driver, LimitError, Limits, Outcome, allow_open_files
 from ansible.module_utils.sm120.rungs import join, say
-from ansible.module_utils.sm120.served_model import vocabulary_of
 from ansible.module_utils.sm120.sse import Stream
 from ansible.module_utils.sm120.throughput import Spec, SpecError, check_vocab, measure, prompts, render
+from ansible.module_utils.sm120.vocabulary import vocabulary_at, vocabulary_of
 from fake_sglang import HEAD, Fake, chunk, event, page, serve, silence, stream, stream_reply
 
 KEY = "k3y-0123456789"
@@ -173,6 +173,15 @@ def test_the_vocabulary_is_never_exceeded() -> None:
 )
 def test_vocabulary_of_a_config(config: dict[str, Any], size: int | None) -> None:
     assert vocabulary_of(config) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [('{"llm_config": {"vocab_size": 7}}', 7), ("null", None), ("[1]", None), ("{", None)]
+)
+def test_vocabulary_in_a_folder(tmp_path: Path, text: str, size: int | None) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert vocabulary_at(str(tmp_path)) == size
+    assert vocabulary_at(str(tmp_path / "none")) is None
 
 
 def run(fake: Fake, requests: int = 6, concurrency: int = 3, **changes: Any) -> Outcome:

@@ -1,22 +1,19 @@
-"""Facts for the checks before anything is touched. Standard input of python3; argument: the model's config.json."""
+"""Facts for the checks before anything is touched. Standard input of python3; argument: the model's folder."""
 
 import json
 import platform
 import sys
 from pathlib import Path
 
-vocabulary = None
-try:
-    config = json.loads(Path(sys.argv[1]).read_text())
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-except (OSError, ValueError):
-    pass  # the role sglang_model says what is wrong with a model folder
+path = Path(sys.argv[1])
 print(
     json.dumps(
         {
             "machine": platform.machine(),
             "systemd": Path("/run/systemd/system").is_dir(),
-            "vocab_size": vocabulary,
+            # module_utils/sm120/vocabulary.py stands before this; sglang_model says what is wrong with a folder
+            "vocab_size": vocabulary_at(sys.argv[1]),  # noqa: F821
+            "model_begun": path.parent.is_dir() and any(path.parent.iterdir()),
         }
     )
 )

@@ -1,4 +1,4 @@
-"""Filter of the role: combinations of SGLang's arguments and environment that are known to break."""
+"""Filters of the role: combinations that are known to break, and what the instances need of a guest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def profile_of(name: str, profiles: Values) -> Values:
     """A profile with what it takes from the one it is like."""
     own = profiles.get(name, {})
     like = profiles.get(own.get("like", ""), {})
-    return {part: {**like.get(part, {}), **own.get(part, {})} for part in ("arguments", "environment")}
+    parts = {part: {**like.get(part, {}), **own.get(part, {})} for part in ("arguments", "environment")}
+    return {**parts, "model_mib": own.get("model_mib", like.get("model_mib", 0))}
 
 
 def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tuple[Values, Values]:
@@ -46,6 +47,12 @@ def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tupl
     return arguments, environment | _dict(instance.get("extra_environment"))
 
 
+def _gpus(arguments: Values) -> tuple[int, int]:
+    """(GPUs in all, pipeline stages)."""
+    stages = _number(arguments.get("pipeline-parallel-size"))
+    return _number(arguments.get("tensor-parallel-size")) * stages, stages
+
+
 def _met(rule: Values, instance: Values, arguments: Values, environment: Values, release: str) -> bool:
     def given(name: str, wanted: Any) -> bool:
         value = arguments.get(name)
@@ -54,8 +61,7 @@ def _met(rule: Values, instance: Values, arguments: Values, environment: Values,
     def matches(name: str, pattern: str) -> bool:
         return re.search(pattern, str(environment.get(name, ""))) is not None
 
-    stages = _number(arguments.get("pipeline-parallel-size"))
-    gpus = _number(arguments.get("tensor-parallel-size")) * stages
+    gpus, stages = _gpus(arguments)
     return (
         all(given(name, wanted) for name, wanted in rule.get("arguments", {}).items())
         and all(arguments.get(name) in NOTHING for name in rule.get("arguments_lacking", []))
@@ -85,8 +91,17 @@ def refused_combinations(
     return found
 
 
+def wanted_of_guest(instances: list[Values], profiles: Values, renamed: list[Values]) -> dict[str, int]:
+    """What the most demanding instance needs: GPUs, and space for the model of its profile (0: not known)."""
+    known = [(each, profile_of(each.get("profile", "default"), profiles)) for each in instances]
+    return {
+        "gpus": max(_gpus(_effective(instance, profile, renamed)[0])[0] for instance, profile in known),
+        "model_mib": max(profile["model_mib"] for _, profile in known),
+    }
+
+
 class FilterModule:
     """Found by Ansible in the role."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"refused_combinations": refused_combinations}
+        return {"refused_combinations": refused_combinations, "wanted_of_guest": wanted_of_guest}
