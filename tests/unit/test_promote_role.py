@@ -187,7 +187,7 @@ KEYS = """
   vars:
     sm120_gates_facts: {digest: ab, features: {allreduce_fusion: open}}
     sglang_runtime_facts: {release: 0.5.23, versions: {sglang: 0.5.23, torch: 2.11.0}}
-    sglang_server_facts: {gpus: ["GPU-1, 580"], verdicts: {}, verdict_keys: {main: k}, probe_failed: false, deployed: {}}
+    sglang_server_facts: {gpus: [GPU-1], verdicts: {}, verdict_keys: {main: k}, probe_failed: false, deployed: {}}
     __sglang_server_model_config: {stat: {checksum: "{{ case.model | default('c0') }}"}}
     __sglang_server_name: main
     __sglang_server_profiles: "{{ base_profiles | combine(case.profiles | default({}), recursive=true) }}"
