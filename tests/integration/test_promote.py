@@ -112,10 +112,6 @@ def test_a_side_that_does_not_start_is_switched_off_and_the_play_fails(host: Hos
         sglang_promote_artifacts_dir=str(artifacts),
     )
     assert run.rc == 2, run.stdout
-    assert (
-        "memory.kv_pool" in json.dumps(run.results("sglang_decide"))
-        or "with the change on" in run.failures()[-1]
-    )
     assert "with the change on the server failed" in run.failures()[-1]
     assert len(run.results("sglang_throughput")) == 1
     arguments = host.read(ARGUMENTS)

@@ -223,7 +223,7 @@ def test_the_server_is_told_of_a_failure_and_of_what_it_is_about(
 
     def told() -> Any:
         report = tmp_path / "evidence/report.json"
-        command = [sys.executable, str(examine), str(tmp_path), str(tmp_path), str(report)]
+        command = [sys.executable, str(examine), str(tmp_path), str(tmp_path), str(tmp_path), str(report)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)["probe"]
 

@@ -187,7 +187,7 @@ KEYS = """
   vars:
     sm120_gates_facts: {digest: ab, features: {allreduce_fusion: open}}
     sglang_runtime_facts: {release: 0.5.23, versions: {sglang: 0.5.23, torch: 2.11.0}}
-    sglang_server_facts: {gpus: ["GPU-1, 580.1"], verdicts: {}, verdict_keys: {main: k}, deployed: {}}
+    sglang_server_facts: {gpus: [GPU-1], verdicts: {}, verdict_keys: {main: k}, probe_failed: false, deployed: {}}
     __sglang_server_model_config: {stat: {checksum: "{{ case.model | default('c0') }}"}}
     __sglang_server_name: main
     __sglang_server_profiles: "{{ base_profiles | combine(case.profiles | default({}), recursive=true) }}"
@@ -197,7 +197,7 @@ KEYS = """
     - ansible.builtin.set_fact:
         keys: "{{ keys | default({}) | combine({case.name: [__sglang_server_verdict_key] + more}) }}"
       vars:
-        more: "{{ [__sglang_server_ranks, __sglang_server_arguments] if case.all | default(false) else [] }}"
+        more: "{{ [__sglang_server_tensor | int, __sglang_server_arguments] if case.all | default(false) else [] }}"
       loop: "{{ cases }}"
       loop_control: {loop_var: case, label: "{{ case.name }}"}
     - ansible.builtin.copy: {content: "{{ keys | to_json }}", dest: "{{ target }}/keys.json", mode: "0600"}
