@@ -8,6 +8,7 @@ import pytest
 from hosts import KILLED, STATE, Host
 
 EDIT_TASKS = {"lineinfile": "Edit a line", "blockinfile": "Insert a block", "replace": "Replace a text"}
+JOB = ("--tags", "gates,serve")
 STOPPED = {"sglang_server_state_after_revert": "stopped"}
 
 
@@ -37,7 +38,7 @@ MOMENTS = {"edit": between_two_edits_of_one_file, "purge": after_the_last_edit, 
 def host(make_host: Any) -> Host:
     """A host whose server runs on unpatched code."""
     made: Host = make_host("killed", 3)
-    run = made.play("--tags", "gates,serve", sm120_gates_policy="off")
+    run = made.play(*JOB, sm120_gates_policy="off")
     assert run.rc == 0, run.stdout
     assert made.differing() == set()
     return made
@@ -53,7 +54,7 @@ def digest(host: Host) -> str:
 def kill(host: Host, moment: str, where: dict[str, str]) -> None:
     """Plant a kernel, run the job, die at the moment; see that it was that moment."""
     marker = host.plant()
-    run = host.play(at={**where, "AT_DO": "kill"})
+    run = host.play(*JOB, at={**where, "AT_DO": "kill"})
     assert run.rc == KILLED, run.stdout
     states = list(host.edited().values())
     assert states.count("partial") == (1 if moment == "edit" else 0)
@@ -79,7 +80,7 @@ def test_back_and_on_from_a_kill(host: Host, moment: str) -> None:
 
     marker = host.plant()
     kill(host, moment, where)
-    run = host.play()
+    run = host.play(*JOB)
     assert run.rc == 0, run.stdout
     assert len(host.differing()) == 6
     assert not host.exists(marker)

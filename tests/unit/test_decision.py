@@ -10,6 +10,8 @@ import pytest
 from ansible.module_utils.sm120.decision import Rules, compare, decide, ratio_interval
 from ansible.module_utils.sm120.outputs import Answer, Parting, answer_of, difference
 
+pytestmark = pytest.mark.once
+
 # Recorded repeats of a real server (output tok/s at one concurrency) and what was made of them.
 STEADY = [3740.0, 3712.0, 3755.0, 3731.0, 3748.0]
 STORY_SECOND_ATTEMPT = [236.0, 231.0, 238.0, 235.0, 240.0]

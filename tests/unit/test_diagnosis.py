@@ -13,6 +13,8 @@ from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, NOTE, WARNI
 from log_lines import HARMLESS, KERNEL_LINES, SERVER_LINES
 from story import STORY
 
+pytestmark = pytest.mark.once
+
 
 def scan(text: str, *, pieces: int = 1) -> Scanner:
     scanner = server_scanner()

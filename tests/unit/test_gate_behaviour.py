@@ -21,6 +21,8 @@ from ansible.module_utils.sm120 import catalogue
 from ansible.module_utils.sm120.editing import simulate
 from ansible.module_utils.sm120.versions import Ranges
 
+pytestmark = pytest.mark.once
+
 wheels = importlib.import_module("wheels")
 
 CAPABILITIES = ((8, 0), (9, 0), (10, 0), (12, 0))

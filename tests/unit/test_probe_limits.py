@@ -17,6 +17,8 @@ from ansible.module_utils.sm120.probe_limits import (
     limits_for,
 )
 
+pytestmark = pytest.mark.once
+
 WIDTH = 2048
 
 

@@ -14,6 +14,8 @@ import pytest
 from ansible.module_utils.sm120.probe_run import Account, Job, gpu_table, run_group, wait_memory_free
 from ansible.module_utils.sm120.probe_watch import Watch
 
+pytestmark = pytest.mark.once
+
 PROGRAM = """
 import json, os, subprocess, sys, time
 rank, config = int(sys.argv[1]), json.load(sys.stdin)

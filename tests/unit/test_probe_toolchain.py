@@ -12,6 +12,8 @@ import yaml
 from ansible.module_utils.sm120.probe import Probe, Settings
 from ansible.module_utils.sm120.probe_run import Account
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[2]
 # Answers as nvcc does: an architecture that it does not know ends the compilation, before anything is written.
 NVCC = """#!/bin/sh

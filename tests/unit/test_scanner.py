@@ -16,6 +16,8 @@ from ansible.module_utils.sm120.scan_python import python_conditions
 from ansible.module_utils.sm120.survey import survey
 from gates_driver import Gates, RunModule
 
+pytestmark = pytest.mark.once
+
 FUSION = "sglang/srt/layers/flashinfer_comm_fusion.py"
 HEADER = "flashinfer/data/include/flashinfer/comm/trtllm_allreduce_fusion.cuh"
 
