@@ -59,7 +59,7 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint unit test-matrix test-probe test-compile molecule integration report
+.PHONY: test lint unit test-matrix test-probe test-compile test-server molecule integration report
 test: lint unit test-probe test-matrix molecule integration ## everything CI runs
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
@@ -80,35 +80,50 @@ unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here and, where
 test-matrix: $(BIN)/.ready-dev ## every released SGLang and FlashInfer: gates opened by the role and put back, against RECORD
 	pytest -n 2 --dist loadfile tests/matrix
 
-# The ranks need torch, and only Python 3.11 has a CPU build of the pinned one; nvcc comes from the same wheels as on hosts.
+# The ranks need torch's CPU build. Some indexes have it for Python 3.11 alone, so that one is taken where it is there; where
+# pip has its defaults, torch's own index is asked. nvcc comes from the same wheels as on hosts.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 $(PROBE_VENV)/.ready: tests/probe/requirements.txt
 	@echo "setting up torch and nvcc in $(PROBE_VENV)"
-	@python=$$(tools/find_python.sh 3.11) && "$$python" -m venv $(PROBE_VENV)
-	@$(PROBE_VENV)/bin/pip install --quiet --disable-pip-version-check -r $< 2> >(grep -v 'is ignored: it is neither' >&2 || true)
+	@python=$$(tools/find_python.sh 3.11 2> /dev/null || tools/find_python.sh) && "$$python" -m venv --clear $(PROBE_VENV)
+	@[[ $$($(PROBE_VENV)/bin/pip config list) =~ index|find-links ]] || more='--extra-index-url $(TORCH_CPU_INDEX)'; \
+	  $(PROBE_VENV)/bin/pip install --quiet --disable-pip-version-check $${more:-} -r $< \
+	    2> >(grep -v 'is ignored: it is neither' >&2 || true) || \
+	  { echo "wanted: what $< lists, for $$($(PROBE_VENV)/bin/python --version). Found: not all of it." \
+	    "Install Python 3.11 with venv (apt-get install python3.11-venv), or name an index that has torch's CPU builds" \
+	    "for this one: PIP_EXTRA_INDEX_URL=$(TORCH_CPU_INDEX)" >&2; exit 1; }
 	@touch $@
 
 PROBE_TESTS ?= -m 'not long'
-test-probe: $(BIN)/.ready-dev ## the probe's ranks on the CPU, and what nvcc makes of the gates; all of it: PROBE_TESTS=
-	@if tools/find_python.sh 3.11 > /dev/null; then $(MAKE) --no-print-directory $(PROBE_VENV)/.ready && \
-	  home=$$(ls -d $$PWD/$(PROBE_VENV)/lib/python3.11/site-packages/nvidia/cu13) && \
+test-probe: $(BIN)/.ready-dev $(PROBE_VENV)/.ready ## the probe's ranks on the CPU, and what nvcc makes of the gates; all of it: PROBE_TESTS=
+	home=$$(ls -d $$PWD/$(PROBE_VENV)/lib/python3.*/site-packages/nvidia/cu13) && \
 	  PATH="$$home/bin:$$PATH" SM120_TORCH_PYTHON=$$PWD/$(PROBE_VENV)/bin/python SM120_CUDA_HOME=$$home \
-	  pytest -n 2 tests/probe tests/unit/test_gate_compile.py $(PROBE_TESTS); \
-	else echo "no Python 3.11 here: neither the probe's ranks nor the compiler's proof ran"; fi
+	  pytest -n 2 tests/probe tests/unit/test_gate_compile.py $(PROBE_TESTS)
 
 test-compile: $(BIN)/.ready-dev ## FlashInfer's whole communication module for SM120 on a container, gates closed and open (minutes)
 	$(LAB) bootstrap
 	$(LAB) bake
 	pytest tests/integration/compile
 
+# Molecule's own place for its notes is named after the checkout's folder alone: another checkout of that name, cut off
+# half way, would have it believe that this one's host is there.
 molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 	$(LAB) bootstrap
 	$(LAB) bake
-	MOLECULE_GLOB='tests/molecule/*/molecule.yml' molecule -c tests/molecule/config.yml test --all
+	rm -rf .cache/molecule
+	MOLECULE_EPHEMERAL_DIRECTORY=$$PWD/.cache/molecule MOLECULE_GLOB='tests/molecule/*/molecule.yml' \
+	  molecule -c tests/molecule/config.yml test --all
 
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap
 	$(LAB) bake
 	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+
+SERVER_RELEASES ?= 0.5.9 0.5.23
+test-server: $(BIN)/.ready-dev ## faults put into real servers on a lab host, one release after the other (ten minutes)
+	$(LAB) bootstrap
+	$(LAB) bake
+	$(BIN)/python tests/integration/real_server/on_lab.py $(SERVER_RELEASES)
 
 report: $(BIN)/.ready ## compare runs on one page: make report RUNS="artifacts/HOST/A/run.json artifacts/HOST/B/run.json"
 	tools/report.py $(or $(RUNS),$(error wanted: RUNS="RUN.json RUN.json", files of artifacts/)) --html artifacts/compared.html --png artifacts/compared.png

@@ -11,7 +11,8 @@ description:
   - Asks apt first what it would do, and refuses before anything is touched when it cannot, when a package is on hold,
     when something else would be removed, or when a disk has not enough room.
   - Keeps a record (mode 0600) of what was not there before. When the installation fails, that is purged again.
-  - V(absent) releases the holds and purges what the record has and nothing else needs by now.
+  - V(absent) releases the holds and purges what the record has and nothing else needs by now. When that fails, what is
+    left is held again and stays in the record.
 author: sglang-sm120 contributors
 attributes:
   check_mode:
@@ -80,11 +81,15 @@ held:
   type: list
   elements: str
 problem:
-  description: Why nothing was done, or what failed and was taken back.
+  description: Why nothing was done, or what failed, and whether it was taken back.
   returned: failure
   type: str
 undone:
   description: Whether packages were installed and taken back.
+  returned: failure
+  type: bool
+left:
+  description: Whether packages are left that could not be taken back. They stay in the record.
   returned: failure
   type: bool
 """
@@ -92,7 +97,7 @@ undone:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sm120.apt_packages import Asked, Refused, Undone, install, remove, run_apt
+from ansible.module_utils.sm120.apt_packages import Asked, Failed, Refused, Undone, install, remove, run_apt
 
 
 def main() -> None:
@@ -123,10 +128,16 @@ def main() -> None:
         done = (remove if absent else install)(run_apt, asked)
     except Refused as why:
         problem = f"Wanted: {what}. Found: {why}. Nothing was installed or removed. {given['fix']}".strip()
-        module.fail_json(msg=problem, problem=problem, undone=False)
+        module.fail_json(msg=problem, problem=problem, undone=False, left=False)
     except Undone as why:
         problem = f"Wanted: {what}. Found: apt-get failed and was taken back: {why}. {given['fix']}".strip()
-        module.fail_json(msg=problem, problem=problem, undone=True)
+        module.fail_json(msg=problem, problem=problem, undone=True, left=False)
+    except Failed as why:
+        problem = (
+            f"Wanted: {what}. Found: apt-get failed: {why}. Packages are left, and recorded in {asked.record}. "
+            f"Look at dpkg --audit, then run this again. {given['fix']}"
+        ).strip()
+        module.fail_json(msg=problem, problem=problem, undone=False, left=True)
     except (OSError, ValueError, KeyError, TypeError) as why:
         problem = f"Wanted: {what}, and a readable record {asked.record}. Found: {type(why).__name__}: {why}."
         module.fail_json(msg=problem, problem=problem)

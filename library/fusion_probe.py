@@ -32,6 +32,12 @@ options:
         nothing to reduce, and only the build runs.
     type: int
     default: 0
+  groups:
+    description:
+      - How many groups of O(ranks) GPUs compute, one after the other, in the order in which CUDA counts them
+        (of E(CUDA_VISIBLE_DEVICES), where O(environment) has it). The pipeline parallel size of the server.
+    type: int
+    default: 1
   stages:
     description: Stages to run.
     type: list
@@ -39,7 +45,7 @@ options:
     choices: [toolchain, jit, nccl, workspace, numbers, graph, speed]
     default: [toolchain, jit, nccl, workspace, numbers, graph, speed]
   timeout_seconds:
-    description: Limit for the build, and again for what runs on the GPUs.
+    description: Limit for the build, and again for what runs on the GPUs of each group.
     type: int
     default: 5400
   stage_limits_seconds:
@@ -112,6 +118,8 @@ options:
     description:
       - A fault to put in on purpose, to see the probe find it on these GPUs. The report of such a run is
         never reused.
+      - V(garbage_row), V(unwritten_row) and V(moving_error) act in calls of 2048 tokens alone, so O(tokens) must have
+        them.
     type: str
     choices:
       - none
@@ -174,6 +182,13 @@ failure:
   returned: always
 cases:
   description: Each case with ok, problems, and its figures as multiples of their limits (worst, rms, bias).
+  type: list
+  elements: dict
+  returned: always
+case_table:
+  description: >-
+    The same for each launch, hidden size and type - cases, right, error (largest relative error) and worst (as a
+    multiple of its limit).
   type: list
   elements: dict
   returned: always
@@ -254,6 +269,7 @@ def settings_of(module: AnsibleModule, account: Account, work: Path, ranks: int)
         account=account,
         environment={"HOME": account.home, **{k: str(v) for k, v in given["environment"].items()}},
         ranks=ranks,
+        groups=given["groups"],
         stages=tuple(given["stages"]),
         hidden=tuple(given["hidden"]),
         tokens=tuple(given["tokens"]),
@@ -276,11 +292,17 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     given, folder = module.params, Path(module.params["evidence_dir"])
     # A run with a fault in it says nothing about the host: it neither is nor replaces the verdict.
     report_path = folder / ("report.json" if given["fault"] == "none" else f"fault-{given['fault']}.json")
-    account = Account.of(given["user"])
+    try:
+        account = Account.of(given["user"])
+    except KeyError:
+        raise ProbeError(f"no user {given['user']} on this host: make it first, or name another") from None
     gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
     ranks = given["ranks"] or len(gpus) or RANKS[0]
     if gpus and ranks not in (1, *RANKS):
-        raise ProbeError(f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks")
+        raise ProbeError(
+            f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks. Set "
+            'sglang_server_allreduce_fusion: "off" for a server of this tensor parallel size, or change the size'
+        )
     if given["program"] is not None and not module.check_mode:
         write_program(Path(given["program_dir"]), given["program"])
     work = Path(tempfile.mkdtemp(prefix="fusion-probe-"))
@@ -294,7 +316,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             return {**old, "changed": False, "reused": True, "evidence": str(report_path)}
         if module.check_mode:
             stages = [Stage(name, detail="check mode").as_dict() for name in STAGES]
-            empty = {"failure": None, "cases": [], "speed": {}, "call": {}, "gpus": gpus}
+            empty = {"failure": None, "cases": [], "case_table": [], "speed": {}, "call": {}, "gpus": gpus}
             more = {"reused": False, "evidence": str(report_path)}
             return {"changed": True, "verdict": "incomplete", "stages": stages, **empty, **more}
         folder.mkdir(parents=True, exist_ok=True)
@@ -306,7 +328,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             with progress.open("a", encoding="utf-8") as sink:
                 sink.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
 
-        report = {"key": key, **Probe(settings, facts, announce).run()}
+        report = {"key": key, "gates": given["gates_digest"], **Probe(settings, facts, announce).run()}
     finally:
         shutil.rmtree(work)
     text = json.dumps(report, indent=1, sort_keys=True)
@@ -329,6 +351,7 @@ def argument_spec() -> dict[str, Any]:
     return {
         "python": {"type": "path", "required": True},
         "ranks": {"type": "int", "default": 0},
+        "groups": {"type": "int", "default": 1},
         "stages": {"type": "list", "elements": "str", "choices": list(STAGES), "default": list(STAGES)},
         "timeout_seconds": {"type": "int", "default": 5400},
         "stage_limits_seconds": {"type": "dict", "default": {}},
@@ -356,8 +379,6 @@ def main() -> None:
     sys.dont_write_bytecode = True
     try:
         result = run(module)
-    except KeyError:
-        module.fail_json(msg=f"no user {module.params['user']} on this host: make it first, or name another")
     except ProbeError as error:
         module.fail_json(msg=str(error))
     failure = result["failure"]

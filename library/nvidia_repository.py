@@ -90,8 +90,8 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120 import nvidia_repository as repository
+from ansible.module_utils.sm120 import own_files
 from ansible.module_utils.sm120.apt_packages import run_apt
-from ansible.module_utils.sm120.own_files import NotOurs
 from ansible.module_utils.urls import open_url
 
 FILES = {"url": "", "suite": "/", "components": "", "key_url": "", "key_sha256": "", "contrib_url": ""}
@@ -117,6 +117,8 @@ def main() -> None:
     try:
         host = repository.Host(run_apt, fetch, repository.examine(), Path(given["record"]))
         diff = []
+        record = own_files.load(host.record)
+        left = own_files.changed_since(record, record.files) if record else ()
         if given["state"] == "absent":
             changed = repository.absent(host, given["user"], module.check_mode)
         else:
@@ -132,9 +134,11 @@ def main() -> None:
                 ]
     except repository.Refused as why:
         module.fail_json(msg=str(why), problem=str(why))
-    except (OSError, ValueError, KeyError, NotOurs) as why:
+    except (OSError, ValueError, KeyError, own_files.NotOurs) as why:
         problem = f"Wanted: {repository.SOURCES} and its key, ours to write. Found: {why}. Move that away."
         module.fail_json(msg=problem, problem=problem)
+    if left and not host.record.exists():
+        module.warn(own_files.left_message(left))
     module.exit_json(changed=changed, distribution=host.system.distribution, diff=diff)
 
 

@@ -10,7 +10,8 @@ short_description: Small files of our own, put on a host and taken away again wi
 description:
   - Writes drop-in files and the folders that they need, and keeps a record (mode 0600) of both.
   - V(absent) removes what the record names, and the folders that were made for it when they are empty.
-  - A file that is there already and not in the record is refused; nothing is written then.
+  - A file that is there already and not in the record is refused, whatever is in it; nothing is written then.
+  - A file that somebody has changed since is theirs. It is not removed; a warning names it.
 author: sglang-sm120 contributors
 attributes:
   check_mode:
@@ -63,6 +64,11 @@ removed:
   returned: success
   type: list
   elements: str
+left:
+  description: Paths that were to be removed and were not, because somebody else has changed them since.
+  returned: success
+  type: list
+  elements: str
 """
 
 from pathlib import Path
@@ -83,6 +89,7 @@ def main() -> None:
     )
     kept = Path(module.params["record"])
     wanted = {path: str(text).encode() for path, text in module.params["files"].items()}
+    begun = False
     try:
         mode = int(module.params["mode"], 8)
         record = own_files.load(kept)
@@ -93,6 +100,7 @@ def main() -> None:
             change = own_files.plan(wanted, record, mode=mode)
         changed = record is not None if absent else change.changed
         if changed and not module.check_mode:
+            begun = True
             if absent and record is not None:
                 own_files.take_away(record, kept)
             else:
@@ -100,14 +108,21 @@ def main() -> None:
     except (OSError, ValueError, KeyError, own_files.NotOurs) as problem:
         module.fail_json(
             msg=f"Wanted: {', '.join(wanted) or kept} written or removed by us alone. Found: {problem}. "
-            "Move that file away, or look at the disk; nothing was changed."
+            + (
+                f"Look at the disk and run this again: what was written is in the record {kept}."
+                if begun
+                else "Move that file away, or look at the disk; nothing was changed."
+            )
         )
+    if change.left:
+        module.warn(own_files.left_message(change.left))
     paths = [*change.write, *change.remove]
     module.exit_json(
         changed=changed,
         written=list(change.write),
         replaced=[path for path in change.write if path in change.before],
         removed=list(change.remove),
+        left=list(change.left),
         diff=[
             {
                 "before": change.before.get(path, b"").decode(errors="replace"),

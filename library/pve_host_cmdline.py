@@ -55,19 +55,13 @@ recorded:
   type: bool
 """
 
-import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.pve_cmdline import check_parameters
 from ansible.module_utils.sm120.pve_finding import errors, render
-from ansible.module_utils.sm120.pve_record import (
-    Record,
-    plan_absent,
-    plan_present,
-    record_path,
-    write_synced,
-)
+from ansible.module_utils.sm120.pve_record import Record, plan_absent, plan_present, record_path
+from ansible.module_utils.sm120.storage import make_private_folder, write_file
 
 
 def main() -> None:
@@ -88,6 +82,7 @@ def main() -> None:
     wrong = errors(check_parameters(params["add"], "the option add", wanted=True))
     if wrong and params["state"] == "present":
         module.fail_json(msg=render(wrong))
+    begun = False
     try:
         data = path.read_bytes()
         record = Record.load(kept.read_text()) if kept.exists() else None
@@ -97,19 +92,20 @@ def main() -> None:
             change = plan_absent(data, params["kind"], record)
         changed = change.data != data or change.record != record
         if changed and not module.check_mode:
+            begun = True
             if change.record is not None:  # the way back is on disk before the first step
-                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_synced(kept, change.record.dump().encode(), 0o600)
+                make_private_folder(kept.parent)
+                write_file(kept, change.record.dump().encode(), 0o600)
             if change.data != data:
                 owner = path.stat()
-                write_synced(path, change.data, owner.st_mode & 0o7777)
-                os.chown(path, owner.st_uid, owner.st_gid)
+                write_file(path, change.data, owner.st_mode & 0o7777, (owner.st_uid, owner.st_gid))
             if change.record is None and record is not None:
                 kept.unlink()
     except (OSError, ValueError, KeyError) as problem:
         module.fail_json(
             msg=f"wanted {path} readable, and its record in {params['record_dir']} whole; "
-            f"found {problem} ({type(problem).__name__}). Fix: look at both; nothing was changed"
+            f"found {problem} ({type(problem).__name__}). Fix: look at both"
+            + ("; then run this again, which goes on from there" if begun else "; nothing was changed")
         )
     answer = {
         "changed": changed,

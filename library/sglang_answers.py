@@ -112,7 +112,13 @@ def main() -> None:
                     )
                 )
             said = answer.json()
-            meta = said.get("meta_info", {})
+            meta = said.get("meta_info") if isinstance(said, dict) else None
+            if not isinstance(meta, dict):
+                found = client.redact(answer.text(200))
+                module.fail_json(
+                    msg=f"wanted JSON with meta_info of /generate at {given['url']}, found {found!r}. Is that an "
+                    "SGLang server, and no proxy's page? Look: curl " + given["url"] + "/get_model_info"
+                )
             answers.append(
                 {
                     "output_ids": said.get("output_ids"),

@@ -82,7 +82,14 @@ reasons:
   type: list
   elements: str
 comparisons:
-  description: Every figure of every rung with both medians, their ratio and its interval.
+  description:
+    - Every figure of every rung with both medians, their ratio and its interval.
+    - C(tokens_per_joule), where power was sampled, is for information and decides nothing.
+  returned: always
+  type: list
+  elements: dict
+explained:
+  description: Greedy answers that part at a tie, each with C(prompt) and C(token), counted from 1.
   returned: always
   type: list
   elements: dict
@@ -110,14 +117,20 @@ def main() -> None:
         supports_check_mode=True,
     )
     given: dict[str, Any] = module.params
+    for side in ("side_off", "side_on"):
+        if not given["on_failure"] and not isinstance(given[side].get("answers"), list):
+            module.fail_json(
+                msg=f"{side}: wanted answers, as sglang_answers returns them; found "
+                f"{', '.join(given[side]) or 'nothing'}. Take them on both sides, or set on_failure"
+            )
     names = ("min_repeats", "min_effect", "max_latency_growth", "confidence", "keep_when_equal")
     rules = Rules(**{name: given[name] for name in names})
     if problem := rules.problem():
         module.fail_json(msg=problem)
     off, on = given["side_off"], given["side_on"]
-    outputs = None
+    outputs, explained = None, []
     if not given["on_failure"]:
-        outputs = difference(
+        outputs, explained = difference(
             [answer_of(one) for one in off["answers"]], [answer_of(one) for one in on["answers"]]
         )
     decision = decide(
@@ -125,6 +138,7 @@ def main() -> None:
         on.get("rungs", []),
         rules,
         outputs=outputs,
+        explained=explained,
         on_failure=given["on_failure"] or None,
     ).as_dict()
     decision["needs_attention"] = decision.pop("failed")

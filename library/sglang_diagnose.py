@@ -31,6 +31,10 @@ options:
   since:
     description: Read the journal only from here on, as C(journalctl --since) takes it.
     type: str
+  this_start:
+    description: Of O(unit), read only what its present start has logged.
+    type: bool
+    default: false
   nvidia_smi:
     description: Also run C(nvidia-smi), where there is one, and look at what it says about driver and cards.
     type: bool
@@ -65,13 +69,14 @@ first_cause:
   returned: always
   type: dict
 findings:
-  description: Everything that the catalogue knows, causes before consequences before warnings, each once.
+  description:
+    - Everything that the catalogue knows, causes before consequences before warnings before notes, each once.
   returned: always
   type: list
   elements: dict
   contains:
     signature: {description: Name in the catalogue., type: str}
-    role: {description: One of cause consequence warning., type: str}
+    role: {description: One of cause consequence warning note., type: str}
     layer: {description: Where it went wrong., type: str}
     line: {description: The first such line., type: str}
     line_number: {description: Its number in what was read., type: int}
@@ -82,6 +87,12 @@ findings:
     frame: {description: Last frame of the traceback that it ended., type: str}
     source: {description: One of log kernel., type: str}
     fatal: {description: Whether no server outlives it., type: bool}
+fusion:
+  description:
+    - What was read says of all-reduce fusion. C(state) is V(active) (SGLang has made its workspace), V(inactive)
+      (it says that it skipped or disabled it) or V(unsaid), C(line) the line that says so.
+  returned: always
+  type: dict
 starts:
   description: How often the server was started in what was read.
   returned: always
@@ -100,8 +111,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.diagnosis import Finding, Scanner, first_cause, scan
-from ansible.module_utils.sm120.diagnosis_catalogue import kernel_scanner, server_scanner
-from ansible.module_utils.sm120.unit_log import journal_command, stream_command, stream_file
+from ansible.module_utils.sm120.diagnosis_catalogue import fusion_said, kernel_scanner, server_scanner
+from ansible.module_utils.sm120.signature import NOTE
+from ansible.module_utils.sm120.unit_log import journal_command, stream_command, stream_file, unit_state
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "path": {"type": "path"},
@@ -109,9 +121,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "text": {"type": "str"},
     "kernel_log": {"type": "str"},
     "since": {"type": "str"},
+    "this_start": {"type": "bool", "default": False},
     "nvidia_smi": {"type": "bool", "default": False},
 }
-ROLES = ("cause", "consequence", "warning")
+ROLES = ("cause", "consequence", "warning", NOTE)
 
 
 def file_blocks(path: Path) -> Iterator[bytes]:
@@ -123,7 +136,8 @@ def server_blocks(given: dict[str, Any]) -> Iterable[bytes]:
     if given["path"]:
         return file_blocks(Path(given["path"]))
     if given["unit"]:
-        return stream_command(journal_command(given["unit"], since=given["since"]))
+        invocation = unit_state(given["unit"]).invocation if given["this_start"] else ""
+        return stream_command(journal_command(given["unit"], invocation, given["since"]))
     return [(given["text"] or "").encode()]
 
 
@@ -157,8 +171,9 @@ def ordered(scanners: list[Scanner]) -> list[Finding]:
 def message(cause: Finding | None, findings: list[Finding]) -> str:
     if cause is not None:
         return f"{cause.layer}: {cause.line} - {cause.meaning} Next: {cause.advice}"
-    if findings:
-        return f"no cause found; {len(findings)} consequences or warnings"
+    amiss = [one for one in findings if one.role != NOTE]
+    if amiss:
+        return f"no cause found; {len(amiss)} consequences or warnings"
     return "nothing found that the catalogue knows, and no traceback"
 
 
@@ -184,6 +199,7 @@ def main() -> None:
         changed=False,
         first_cause=cause.as_dict() if cause else None,
         findings=[one.as_dict() for one in findings],
+        fusion=fusion_said(server.findings),
         starts=server.starts,
         msg=message(cause, findings),
     )

@@ -76,7 +76,7 @@ options:
     choices: [strict, count, "off"]
     default: strict
   expect_text:
-    description: Regular expression that the generated text must match.
+    description: Regular expression that the generated text must match. Not with O(text_check=off).
     type: str
 attributes:
   check_mode:
@@ -185,6 +185,10 @@ def wrong_argument(given: dict[str, Any]) -> str | None:
     if not given["prompt"]:
         return "prompt: must not be empty"
     if given["expect_text"] is not None:
+        if given["text_check"] == "off":
+            return (
+                "expect_text: nothing of the text is looked at with text_check off: set it to strict or count"
+            )
         try:
             re.compile(given["expect_text"])
         except re.error as error:

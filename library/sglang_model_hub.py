@@ -109,6 +109,8 @@ missing_bytes:
 import logging
 import os
 import shutil
+import socket
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -121,6 +123,7 @@ from ansible.module_utils.sm120.model_files import HubFile, Mark, ModelError
 from ansible.module_utils.sm120.redact import redact
 
 CLIENT_PACKAGES = ("huggingface_hub", "httpx", "httpcore", "requests")
+NETWORK = (ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError)
 RESERVE_BYTES = 2**30  # left free beside the model
 
 
@@ -331,14 +334,20 @@ def main() -> None:
             if todo and not module.check_mode:
                 fetch(given, folder, hub, mark, todo)
         left = model_files.missing(folder, mark, wanted)
-        if given["action"] == "fetch" and not left:
+        if given["action"] == "fetch" and not left and not module.check_mode:
             shutil.rmtree(folder / model_files.PARTIALS, ignore_errors=True)
     except ModelError as error:
         module.fail_json(msg=str(error))
     except Exception as error:
-        if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in CLIENT_PACKAGES:
+        of_client = type(error).__module__.split(".")[0] in CLIENT_PACKAGES
+        if of_client or isinstance(error, NETWORK):
+            module.fail_json(msg=str(hub.explained(error)))
+        if not isinstance(error, OSError):
             raise
-        module.fail_json(msg=str(hub.explained(error)))
+        module.fail_json(
+            msg=f"Wanted: to read and write below {folder}. Found: {error}. Look at that disk, its room and who may "
+            "write there; what was downloaded is kept: run this again."
+        )
     module.exit_json(
         changed=given["action"] == "fetch" and bool(todo),
         missing=[each.path for each in left],

@@ -36,7 +36,7 @@ options:
   concurrency:
     description:
       - The rungs of the ladder, each a number of streams.
-      - To see each rung when it is done, loop over the rungs in the playbook with one rung per task item.
+      - To see each rung when it is done, include for each a file of tasks that calls this module and shows RV(msg).
     type: list
     elements: int
     default: [1, 8]
@@ -64,11 +64,17 @@ options:
     default: 2
   seed:
     description:
-      - Seed of the random prompts. The same seed sends the same prompts, which a server that has already
-        seen them
-        answers from its prefix cache.
+      - Seed of the random prompts. Every rung and repeat derives its own prompts from it.
+      - The same seed and O(run) send the same prompts, which a server that has already seen them answers
+        from its prefix cache.
       - When not given, a new one is drawn and returned in RV(method).
     type: int
+  run:
+    description:
+      - Any word, mixed into O(seed). One seed with another word gives other prompts, so a run with a fixed
+        seed does not meet the prompts of an earlier one in the server's cache.
+    type: str
+    default: ""
   vocab_size:
     description:
       - Prompts are drawn from token ids below this.
@@ -168,6 +174,10 @@ rungs:
     gpu: {description: Per repeat the means per GPU; null where there is none., type: list}
     client: {description: CPU use and lag of the measurement itself - worst repeat., type: dict}
     series: {description: The main figures of every repeat., type: list}
+msg:
+  description: Each rung's main figures, one line for each, with what makes it invalid and its notes.
+  returned: always
+  type: str
 tokens_requested:
   description:
     - Output tokens asked for in this call, warm-ups included. The server's generation_tokens_total grows
@@ -213,6 +223,7 @@ from ansible.module_utils.sm120.measurement import (
     served_vocabulary,
 )
 from ansible.module_utils.sm120.redact import redact, redact_tree
+from ansible.module_utils.sm120.rungs import say
 from ansible.module_utils.sm120.served_model import server_info
 from ansible.module_utils.sm120.throughput import SpecError
 
@@ -228,6 +239,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "repeats": {"type": "int", "default": 3},
     "warmup_requests": {"type": "int", "default": 2},
     "seed": {"type": "int", "no_log": False},
+    "run": {"type": "str", "default": ""},
     "vocab_size": {"type": "int"},
     "sample_gpus": {"type": "bool", "default": True},
     "goodput": {"type": "dict", "default": {}},
@@ -245,7 +257,8 @@ def main() -> None:
         client = Client(given["url"], given["api_key"], ca_path=given["ca_path"])
         if module.check_mode:
             nothing = {"rungs": [], "tokens_requested": 0, "tokens_received": 0, "valid": True}
-            module.exit_json(changed=False, method={"skipped": "check mode: no load was sent"}, **nothing)
+            skipped = "check mode: no load was sent"
+            module.exit_json(changed=False, msg=skipped, method={"skipped": skipped}, **nothing)
         allow_open_files(max(given["concurrency"]))
         vocabulary = served_vocabulary(client)
         spec = make_spec(given, vocabulary)
@@ -265,6 +278,7 @@ def main() -> None:
     )
     module.exit_json(
         changed=False,
+        msg=redact("\n".join(map(say, rungs)), keys),
         rungs=redact_tree(rungs, keys),
         tokens_requested=sum(rung["tokens_requested"] for rung in rungs),
         tokens_received=sum(rung["tokens_received"] for rung in rungs),

@@ -136,6 +136,13 @@ units:
   returned: always
   type: list
   elements: str
+caches:
+  description: >-
+    Folders below which these units may keep what FlashInfer compiles: E(FLASHINFER_WORKSPACE_BASE) and the home
+    folder, as their files name them.
+  returned: always
+  type: list
+  elements: str
 conditions:
   description: >-
     With O(scan), every condition found: C(path), C(line), C(form), C(text), C(within) (its function), C(admits)

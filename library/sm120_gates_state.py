@@ -40,7 +40,7 @@ options:
     default: /var/lib/sglang-sm120/gates
   operator:
     description:
-      - Who runs this, as a dict of C(id), C(user), C(host), C(pid), C(pid_started) and C(since).
+      - Who runs this, as a dict of C(id), C(user), C(host), C(where), C(pid), C(pid_started) and C(since).
       - Without it no lock is taken; a lock that another run holds is respected all the same.
     type: dict
   break_lock:

@@ -55,6 +55,20 @@ def curves(run: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Ru
             yield f"{prefix}{instance['instance']}", instance["rungs"]
 
 
+def notes(runs: list[dict[str, Any]], ladders: list[tuple[str, list[Rung]]]) -> list[str]:
+    """What to know when reading the figures, each once, with the first place where it holds."""
+    found: dict[str, str] = {}
+    for run in runs:
+        for instance in run["instances"]:
+            for note in instance.get("notes", []):
+                found.setdefault(note, instance["instance"])
+    for name, rungs in ladders:
+        for rung in rungs:
+            for note in rung["notes"]:
+                found.setdefault(note, f"{name}, {rung['concurrency']} concurrent")
+    return [f"{place}: {note}" for note, place in found.items()]
+
+
 def points(rungs: list[Rung], path: str) -> tuple[list[int], list[float]]:
     """(concurrencies, medians over the rungs of each); what has no figure is left out."""
     found: dict[int, list[float]] = {}
@@ -67,7 +81,10 @@ def points(rungs: list[Rung], path: str) -> tuple[list[int], list[float]]:
 
 def draw(ladders: list[tuple[str, list[Rung]]]) -> Figure:
     panels = [(path, text) for path, text in PANELS if any(points(rungs, path)[0] for _, rungs in ladders)]
-    figure = Figure(figsize=(4.3 * len(panels), 3.3), layout="constrained")
+    figure = Figure(figsize=(4.3 * max(len(panels), 1), 3.3), layout="constrained")
+    if not panels:
+        figure.text(0.5, 0.5, "no figures: nothing was measured", ha="center")
+        return figure
     for axis, (path, text) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         streams: set[int] = set()
         for name, rungs in ladders:
@@ -99,7 +116,7 @@ def page(runs: list[dict[str, Any]]) -> tuple[str, Figure]:
     )
     picture = svg.getvalue()
     html = environment.get_template("report.html.j2").render(
-        runs=runs, ladders=ladders, picture=picture[picture.index("<svg") :]
+        runs=runs, ladders=ladders, notes=notes(runs, ladders), picture=picture[picture.index("<svg") :]
     )
     return html, figure
 

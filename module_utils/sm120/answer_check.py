@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-CHECKS = ("strict", "count", "off")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 REPLACEMENT_SHARE = 0.2
 # One token repeated this often is a stuck model; a shorter run happens in honest text ("----").

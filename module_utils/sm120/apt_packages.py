@@ -38,6 +38,10 @@ class Undone(Exception):
     """Something failed and was taken back: what."""
 
 
+class Failed(Exception):
+    """Something failed and packages are left, which the record has: what."""
+
+
 @dataclass(frozen=True)
 class Record:
     """What the operator asked for, what came with it and was not there before, and what we hold."""
@@ -173,7 +177,7 @@ def install(run: Run, asked: Asked) -> Done:
         code, said = run(["apt-get", "-y", "-q", *options, "install", *wrong])
         if code != 0:
             left = _undo(run, asked, kept, list(new))
-            raise Undone(" ".join(said.split())[-600:] + left)
+            raise (Failed if left else Undone)(_end_of(said) + left)
         packages = query(run)
     hold = to_hold(asked, packages, record)
     unheld = [name for name in hold if packages[name].want != "hold"]
@@ -184,21 +188,26 @@ def install(run: Run, asked: Asked) -> Done:
     return Done(bool(wrong or unheld), new, (), tuple(unheld))
 
 
+def _end_of(said: str, characters: int = 600) -> str:
+    return " ".join(said.split())[-characters:]
+
+
 def _mark(run: Run, action: str, names: list[str]) -> None:
     code, said = run(["apt-mark", action, *names])
     if code != 0:
-        raise OSError(
-            f"apt-mark {action} {' '.join(names)} ended with {code}: {' '.join(said.split())[-300:]}"
-        )
+        raise OSError(f"apt-mark {action} {' '.join(names)} ended with {code}: {_end_of(said, 300)}")
 
 
 def _undo(run: Run, asked: Asked, kept: Record, new: list[str]) -> str:
     """Purge what this run brought; why not, if that failed too."""
-    packages = query(run)
+    try:
+        packages = query(run)
+    except OSError as error:
+        return f" -- and what is left of {', '.join(new)} cannot be told: {error}"
     brought = [name for name in new if name in packages and packages[name].status != "not-installed"]
     code, said = run(["apt-get", "-y", "-q", *LOCK_WAIT, "purge", *brought]) if brought else (0, "")
     if code != 0:
-        return f" -- and taking {', '.join(brought)} back failed: {' '.join(said.split())[-300:]}"
+        return f" -- and taking {', '.join(brought)} back failed: {_end_of(said, 300)}"
     if kept == Record():
         forget(asked.record)
     else:
@@ -222,6 +231,10 @@ def remove(run: Run, asked: Asked) -> Done:
     if gone:
         code, said = run(["apt-get", "-y", "-q", *LOCK_WAIT, "purge", *gone])
         if code != 0:
-            raise Undone(" ".join(said.split())[-600:])
+            packages = query(run)
+            again = [name for name in holds if name in packages and packages[name].there]
+            if again:
+                _mark(run, "hold", again)
+            raise Failed(_end_of(said))
     forget(asked.record)
     return Done(True, {}, tuple(gone), tuple(holds))

@@ -136,7 +136,10 @@ GATES = (
                 versions=">=0.6.15,<0.6.16",
                 kind="native",
                 path=_MNNVL,
-                pattern=r"^        if self\._enable_multicast:\n            multicast_supported = ",
+                pattern=(
+                    r"^        if self\._enable_multicast:\n"
+                    r"            multicast_supported = [^)]*_MULTICAST_SUPPORTED"
+                ),
             ),
             Variant(
                 versions=">=0.6.16",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .outputs import Parting, say_partings
 from .stats import median, percentile_sorted, spread
 
 BETTER = "better"
@@ -19,6 +20,9 @@ OUTPUTS_DIFFER = "outputs differ"
 # Of each series of a rung: is more better? Latencies are judged with a tolerance of their own.
 RATE = "output_tokens_per_second"
 LATENCIES = ("ttft_ms_p50", "tpot_ms_p50")
+# Told, never decided by: what a token costs matters, but nobody gives speed away for it unasked.
+EFFICIENCY = "tokens_per_joule"
+FIGURES = (RATE, *LATENCIES, EFFICIENCY)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Decision:
     failed: bool
     reasons: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
+    explained: tuple[Parting, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,7 +102,7 @@ def compare(
     """A difference counts when the whole interval lies on one side of 1 and the medians differ by enough."""
     ratio = median(on) / median(off)
     low, high = ratio_interval(off, on, rules)
-    more_is_better = figure == RATE
+    more_is_better = figure in (RATE, EFFICIENCY)
     enough = rules.min_effect if more_is_better else rules.max_latency_growth
     verdict = WITHIN_NOISE
     if low > 1 and ratio >= 1 + enough:
@@ -127,14 +132,24 @@ def decide(
     rules: Rules | None = None,
     *,
     outputs: str | None = None,
+    explained: Sequence[Parting] = (),
     on_failure: str | None = None,
 ) -> Decision:
     """`off` and `on` are the rungs of sglang_throughput (or several calls' rungs, one after the other).
 
     `outputs` says how the greedy answers of both sides differ beyond explanation; `on_failure` says that the
     server crashed, hung or answered wrong with the change on. Both end the matter whatever the figures say.
+    `explained` are the answers that part at a tie: they decide nothing and are told.
     """
-    rules = rules or Rules()
+    decision = _decide(off, on, rules or Rules(), outputs, on_failure)
+    if not explained:
+        return decision
+    return replace(decision, reasons=(*decision.reasons, say_partings(explained)), explained=tuple(explained))
+
+
+def _decide(
+    off: Sequence[Rung], on: Sequence[Rung], rules: Rules, outputs: str | None, on_failure: str | None
+) -> Decision:
     if on_failure:
         return _off(WORSE, True, f"with the change on the server failed: {on_failure}")
     sides = {"off": _gather(off), "on": _gather(on)}
@@ -158,7 +173,7 @@ def decide(
             concurrency, figure, sides["off"][concurrency][figure], sides["on"][concurrency][figure], rules
         )
         for concurrency in sorted(sides["off"])
-        for figure in (RATE, *LATENCIES)
+        for figure in FIGURES
         if sides["off"][concurrency][figure] and sides["on"][concurrency][figure]
     )
     return _weigh(compared, rules)
@@ -166,15 +181,25 @@ def decide(
 
 def _weigh(compared: tuple[Comparison, ...], rules: Rules) -> Decision:
     """One rung that is worse outweighs all that are better: nobody serves at a single concurrency."""
-    worse = [_say(one) for one in compared if one.verdict == WORSE]
+    worse = [_say(one) for one in compared if one.verdict == WORSE and one.figure != EFFICIENCY]
     better = [_say(one) for one in compared if one.verdict == BETTER and one.figure == RATE]
+    power = _say_power(compared)
     if worse:
-        return Decision(WORSE, False, True, tuple(worse), compared)
+        return Decision(WORSE, False, True, (*worse, *power), compared)
     if better:
-        return Decision(BETTER, True, False, tuple(better), compared)
+        return Decision(BETTER, True, False, (*better, *power), compared)
     kept = "kept, as asked" if rules.keep_when_equal else "not kept"
     reason = f"no rung differs by {rules.min_effect:.0%} and beyond its noise: {kept}"
-    return Decision(WITHIN_NOISE, rules.keep_when_equal, False, (reason,), compared)
+    return Decision(WITHIN_NOISE, rules.keep_when_equal, False, (reason, *power), compared)
+
+
+def _say_power(compared: tuple[Comparison, ...]) -> list[str]:
+    """What the change does to the energy of a token; nothing where no power was sampled."""
+    measured = [one for one in compared if one.figure == EFFICIENCY]
+    differs = [f"power, for information: {_say(one)}" for one in measured if one.verdict != WITHIN_NOISE]
+    if measured and not differs:
+        return ["power, for information: tokens per joule do not differ beyond noise"]
+    return differs
 
 
 def _say(one: Comparison) -> str:
@@ -192,11 +217,13 @@ def _gather(rungs: Sequence[Rung]) -> dict[int, dict[str, list[float]]]:
     """The repeats of each concurrency, of all calls together."""
     found: dict[int, dict[str, list[float]]] = {}
     for rung in rungs:
-        series = found.setdefault(int(rung["concurrency"]), {name: [] for name in (RATE, *LATENCIES)})
+        series = found.setdefault(int(rung["concurrency"]), {name: [] for name in FIGURES})
         for repeat in rung["series"]:
             for name, values in series.items():
-                if repeat.get(name) is not None:
+                if repeat.get(name):  # a latency of 0 was not measured; a rate of 0 is a doubt of its own
                     values.append(float(repeat[name]))
+            if repeat.get("power_watts"):
+                series[EFFICIENCY].append(repeat[RATE] / repeat["power_watts"])
     return found
 
 

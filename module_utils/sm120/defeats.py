@@ -90,7 +90,7 @@ def cuda_release(nvcc: Path) -> tuple[int, int] | None:
         told = subprocess.run(
             [str(nvcc), "--version"], capture_output=True, text=True, timeout=30, check=False
         )
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"release (\d+)\.(\d+)", told.stdout)
     return (int(match.group(1)), int(match.group(2))) if match else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from . import (
     signatures_communication,
     signatures_gates,
@@ -11,7 +13,7 @@ from . import (
     signatures_packages,
     signatures_process,
 )
-from .diagnosis import Scanner
+from .diagnosis import Finding, Scanner
 from .signature import Signature
 
 # Title of each group in docs/troubleshooting.md.
@@ -39,7 +41,7 @@ KERNEL: tuple[Signature, ...] = signatures_gpu.DRIVER + signatures_gpu.KERNEL
 
 # Bytes that the interesting lines contain and the daily ones (batches, requests) do not. A block of log is
 # searched for each of them, far faster than one expression could, and only lines with a hit are looked at.
-# Every signature's needle must contain one of these.
+# Every line that a signature is for must contain one of these, its needle need not: an exception's name does it, too.
 SERVER_TRIGGERS = (
     b"rror",
     b"xception",
@@ -51,6 +53,7 @@ SERVER_TRIGGERS = (
     b"NCCL WARN",
     b"usion",
     b"crashed",
+    b"code=exited",
     b"not found",
     b"cannot find",
     b"NaN",
@@ -61,6 +64,7 @@ SERVER_TRIGGERS = (
     b"ready to roll",
     b"Load weight",
     b"Capture ",
+    b"workspace init",
 )
 KERNEL_TRIGGERS = (
     b"NVRM",
@@ -88,3 +92,16 @@ def server_scanner(secrets: tuple[str | None, ...] = ()) -> Scanner:
 def kernel_scanner(secrets: tuple[str | None, ...] = ()) -> Scanner:
     """For the kernel's log and what nvidia-smi says."""
     return Scanner(KERNEL, KERNEL_TRIGGERS, source="kernel", secrets=secrets)
+
+
+FUSION_ON = "fusion.active"
+FUSION_OFF = ("fusion.preflight_failed", "fusion.workspace_failed", "fusion.disabled")
+
+
+def fusion_said(findings: Mapping[str, Finding]) -> dict[str, str | None]:
+    """What a log says of all-reduce fusion. One rank without it outweighs all that have it: then no rank uses it."""
+    for state, names in (("inactive", FUSION_OFF), ("active", (FUSION_ON,))):
+        lines = [findings[name].line for name in names if name in findings]
+        if lines:
+            return {"state": state, "line": lines[0]}
+    return {"state": "unsaid", "line": None}

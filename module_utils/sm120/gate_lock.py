@@ -14,11 +14,14 @@ from .storage import make_private_folder, sync_folder, write_file
 
 
 class Holder(TypedDict):
-    """Who works on the gates: the run's id, and where its ansible-playbook runs since when."""
+    """Who works on the gates: the run's id, and where its ansible-playbook runs since when.
+
+    `where` tells this boot of that machine and its process numbers from others of the same name."""
 
     id: str
     user: str
     host: str
+    where: str
     pid: int
     pid_started: str
     since: str

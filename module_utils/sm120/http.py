@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import time
@@ -21,7 +22,7 @@ KEY_REFUSED = "the API key is missing or wrong (sglang_server_api_key, or api_ke
 
 
 class UrlError(ValueError):
-    """The URL cannot be used; the message says why."""
+    """The URL or the key cannot be used; the message says why, and does not show the key."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,12 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None, *, ca_path: str | None = None) -> None:
         self.address = parse_url(url)
+        # http.client refuses the header too, and shows it.
+        if api_key and not re.fullmatch(r"[!-~]+", api_key):
+            raise UrlError(
+                "wanted the API key as one line of printable ASCII without spaces, found something else (not shown); "
+                "a key read from a file often has a line end: take it off"
+            )
         self._key = api_key
         self._tls = tls_context(ca_path) if self.address.scheme == "https" else None
 
@@ -133,24 +140,30 @@ class Client:
     def call(
         self, method: str, path: str, body: Any = None, *, timeout_seconds: float, limit: int = MAX_BODY_BYTES
     ) -> Answer:
-        """One request within `timeout_seconds` in all, the body's trickle included. Never raises for
-        what a server does."""
+        """One request within `timeout_seconds` in all, the body's trickle included; only a server that trickles its
+        headers gets more. Never raises for what a server does."""
         started = time.monotonic()
         deadline = started + timeout_seconds
+
+        def left() -> float:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("the answer did not end in time")
+            return seconds
+
         connection = self._connection(timeout_seconds)
         data = None if body is None else json.dumps(body).encode()
         headers = self.headers() | ({"Content-Type": "application/json"} if data is not None else {})
         try:
-            connection.request(method, self.address.prefix + path, data, headers)
+            connection.connect()
             sock = connection.sock
+            sock.settimeout(left())
+            connection.request(method, self.address.prefix + path, data, headers)
+            sock.settimeout(left())
             response = connection.getresponse()
             parts = bytearray()
             while len(parts) < limit and not response.isclosed():
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError("the answer did not end in time")
-                if sock is not None:
-                    sock.settimeout(left)
+                sock.settimeout(left())
                 piece = response.read1(65536)
                 if not piece:
                     break

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -84,16 +85,15 @@ def contents(folder: Path) -> Contents:
 
 def _open_files(process: Path) -> Iterator[str]:
     """Paths that a process has open or mapped; nothing where it is gone or not ours to look at."""
-    try:
-        for handle in (process / "fd").iterdir():
+    handles: list[Path] = []
+    with suppress(OSError):
+        handles = list((process / "fd").iterdir())
+    for handle in handles:
+        with suppress(OSError):  # closed meanwhile: the others count all the same
             yield str(handle.readlink())
-    except OSError:
-        pass
-    try:
+    with suppress(OSError):
         for line in (process / "maps").read_text(errors="replace").splitlines():
             yield line.partition("/")[1] + line.partition("/")[2]
-    except OSError:
-        pass
 
 
 def users_of(folder: Path, proc: Path = Path("/proc")) -> list[Busy]:
@@ -103,7 +103,9 @@ def users_of(folder: Path, proc: Path = Path("/proc")) -> list[Busy]:
     for process in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
         for path in _open_files(process):
             if path.startswith(inside):
-                command = (process / "comm").read_text(errors="replace").strip()
+                command = "gone by now"
+                with suppress(OSError):
+                    command = (process / "comm").read_text(errors="replace").strip()
                 busy.append({"pid": int(process.name), "command": command, "path": path})
                 break
     return busy

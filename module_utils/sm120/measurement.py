@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .http import KEY_REFUSED, Client
-from .served_model import model_info, vocabulary_at
+from .served_model import model_info
 from .throughput import Spec, SpecError, check_numbers, check_vocab
+from .vocabulary import vocabulary_at
 
 NUMBERS = (
     "api",
@@ -45,6 +46,7 @@ def make_spec(given: Mapping[str, Any], model_vocab_size: int | None) -> Spec:
         goodput=_limits(given["goodput"]),
         stall_seconds=given["stall_seconds"],
         timeout_seconds=given["timeout_seconds"],
+        run=given["run"],
     )
 
 
@@ -106,6 +108,7 @@ def method_of(
         "warmup_requests": spec.warmup_requests,
         "seed": spec.seed,
         "seed_given": seed_given,
+        "run": spec.run,
         "vocab_size": spec.vocab_size,
         "model_vocab_size": model_vocab_size,
         "temperature": 0.0,

@@ -66,11 +66,18 @@ def load(folder: Path, repository: str, revision: str) -> Mark | None:
     return mark if (mark.repository, mark.revision) == (repository, revision) else None
 
 
+def inside(name: str) -> bool:
+    """Whether a file's name stays inside the folder that it is put in."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\\" not in name
+
+
 def listed_before(folder: Path) -> set[str]:
-    """The files that the folder's mark lists, of whatever repository and commit it is."""
+    """The files that the folder's mark lists, of whatever repository and commit, and from wherever it came."""
     try:
-        return {each["path"] for each in json.loads((folder / MARK).read_text())["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads((folder / MARK).read_text())["files"]
+        return {each["path"] for each in told if inside(each["path"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 
 
@@ -81,8 +88,7 @@ def store(folder: Path, mark: Mark) -> None:
 def listed(files: list[HubFile], exclude: list[str]) -> list[HubFile]:
     """The files that are wanted; a name that leads out of the folder is refused."""
     for each in files:
-        parts = PurePosixPath(each.path).parts
-        if each.path.startswith("/") or ".." in parts or not parts or "\\" in each.path:
+        if not inside(each.path):
             raise ModelError(
                 f"Wanted: file names inside the repository. Found: {each.path!r}. Do not use this hub."
             )

@@ -129,7 +129,14 @@ def unpack(data: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         package, tree = Path(folder, "keyring.deb"), Path(folder, "tree")
         package.write_bytes(data)
-        done = subprocess.run(["dpkg-deb", "-x", package, tree], capture_output=True, check=False)
+        try:
+            done = subprocess.run(
+                ["dpkg-deb", "-x", package, tree], capture_output=True, check=False, timeout=60
+            )
+        except subprocess.TimeoutExpired:
+            raise Refused(
+                f"Wanted: dpkg-deb to unpack {package}. Found: no end in 60 s. Look at that disk."
+            ) from None
         keys = sorted(tree.glob("usr/share/keyrings/*")) if done.returncode == 0 else []
         if len(keys) != 1:
             raise Refused(

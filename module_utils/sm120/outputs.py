@@ -46,17 +46,38 @@ def is_tie(off: Answer, on: Answer, position: int, tie_nats: float = TIE_NATS) -
     return ours is not None and theirs is not None and abs(ours - theirs) <= tie_nats
 
 
-def difference(off: Sequence[Answer], on: Sequence[Answer], tie_nats: float = TIE_NATS) -> str | None:
-    """What speaks against the on side, or None: every answer equal, or parted at a tie."""
+@dataclass(frozen=True)
+class Parting:
+    """Where the two answers to a prompt part; both counted from 1."""
+
+    prompt: int
+    token: int
+
+    def __str__(self) -> str:
+        return f"prompt {self.prompt} from token {self.token} on"
+
+
+def difference(
+    off: Sequence[Answer], on: Sequence[Answer], tie_nats: float = TIE_NATS
+) -> tuple[str | None, list[Parting]]:
+    """(what speaks against the on side, or None; the partings that a tie explains)."""
     if not off or len(off) != len(on):
-        return f"{len(off)} answers off, {len(on)} on"
-    wrong = []
+        return f"{len(off)} answers off, {len(on)} on", []
+    wrong: list[Parting] = []
+    explained: list[Parting] = []
     for number, (left, right) in enumerate(zip(off, on, strict=True), start=1):
         position = first_difference(left, right)
-        if position is not None and not is_tie(left, right, position, tie_nats):
-            wrong.append(f"prompt {number} from token {position + 1} on")
+        if position is not None:
+            kind = explained if is_tie(left, right, position, tie_nats) else wrong
+            kind.append(Parting(number, position + 1))
     if not wrong:
-        return None
+        return None, explained
+    where = ", ".join(map(str, wrong[:5]))
+    return f"{len(wrong)} of {len(off)} greedy answers differ where the model was sure: {where}", explained
+
+
+def say_partings(explained: Sequence[Parting]) -> str:
     return (
-        f"{len(wrong)} of {len(off)} greedy answers differ where the model was sure: {', '.join(wrong[:5])}"
+        f"greedy answers part at a tie, where the off side held both tokens to be as good: "
+        f"{', '.join(map(str, explained))}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ class NotOurs(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """What was put on the host: {path: sha256}, the folders made for it, and what else the caller keeps."""
+    """What was put on the host: {path: sha256}, the folders made for it, and what else the caller keeps.
+
+    While a file is written anew its entry has two hashes: a run that is cut off leaves one or the other there."""
 
     files: dict[str, str]
     folders: tuple[str, ...] = ()
@@ -31,13 +33,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be done, and the record that belongs to it."""
+    """What is to be done, and the record that belongs to it; `left` is no longer wanted and somebody else's by now."""
 
     write: dict[str, bytes]
     remove: tuple[str, ...]
     record: Record
     changed: bool
     before: dict[str, bytes]
+    left: tuple[str, ...] = ()
 
 
 def load(path: Path) -> Record | None:
@@ -57,6 +60,25 @@ def _read(path: str) -> bytes | None:
     return there.read_bytes()
 
 
+def changed_since(record: Record, paths: Iterable[str]) -> tuple[str, ...]:
+    """Of these files of ours those that somebody has changed or put something else in the place of."""
+
+    def ours(path: str) -> bool:
+        there = Path(path)
+        if there.is_symlink() or not there.is_file():
+            return not (there.is_symlink() or there.exists())
+        return sha256(there.read_bytes()) in record.files[path].split()
+
+    return tuple(path for path in paths if not ours(path))
+
+
+def left_message(paths: Iterable[str]) -> str:
+    return (
+        f"Wanted: {', '.join(paths)} as written by us, to remove. Found: changed since by somebody else. "
+        f"Left there; if nobody needs it: rm {' '.join(paths)}"
+    )
+
+
 def _missing_folders(path: str) -> list[str]:
     return [str(folder) for folder in reversed(Path(path).parents) if not folder.is_dir()]
 
@@ -70,24 +92,28 @@ def plan(wanted: Mapping[str, bytes], record: Record | None, extra: Any = None, 
         found = _read(path)
         if found is not None:
             before[path] = found
-            if path not in known and found != data:
+            if path not in known:
                 raise NotOurs(f"{path} is there already and was not written by us")
         if found != data or stat.S_IMODE(Path(path).stat().st_mode) != mode:
             write[path] = data
-    gone = tuple(path for path in known if path not in wanted)
+    gone = [path for path in known if path not in wanted]
+    left = changed_since(record, gone) if record else ()
+    remove = tuple(path for path in gone if path not in left)
     folders = dict.fromkeys(record.folders if record else ())
     folders.update(dict.fromkeys(folder for path in write for folder in _missing_folders(path)))
     made = Record({path: sha256(data) for path, data in wanted.items()}, tuple(folders), extra)
-    for path in gone:
+    for path in remove:
         before[path] = _read(path) or b""
-    return Change(write, gone, made, bool(write or gone) or made != record, before)
+    return Change(write, remove, made, bool(write) or made != record, before, left)
 
 
 def apply(change: Change, record_path: Path, mode: int = 0o644) -> None:
     """The way back is on disk before the first step."""
     make_private_folder(record_path.parent)
     known = load(record_path)
-    both = {**(known.files if known else {}), **change.record.files}
+    both = dict(known.files if known else {})
+    for path, now in change.record.files.items():
+        both[path] = " ".join(dict.fromkeys((*both.get(path, "").split(), now)))
     write_file(record_path, Record(both, change.record.folders, change.record.extra).dump(), 0o600)
     for path, data in change.write.items():
         for folder in _missing_folders(path):
@@ -112,8 +138,11 @@ def forget(record_path: Path) -> None:
 
 
 def take_away(record: Record, record_path: Path) -> None:
+    """Remove what was put there, but for what somebody has changed since."""
+    left = changed_since(record, record.files)
     for path in record.files:
-        Path(path).unlink(missing_ok=True)
+        if path not in left:
+            Path(path).unlink(missing_ok=True)
     for folder in reversed(record.folders):
         try:
             Path(folder).rmdir()

@@ -119,7 +119,7 @@ def _git(root: Path, *arguments: str) -> bytes | None:
             timeout=30,
             check=False,
         )
-    except FileNotFoundError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 
@@ -140,16 +140,26 @@ def _from_distribution(name: str, distribution: Distribution, site_dirs: tuple[P
 
 def search_path(python: str) -> tuple[Path, ...]:
     """The folders that an interpreter imports from."""
-    asked = subprocess.run(
-        [python, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    try:
+        asked = subprocess.run(
+            [python, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PackageProblem(f"{python} does not run: {error}") from None
     if asked.returncode != 0:
         raise PackageProblem(f"{python} does not run: {asked.stderr.strip()}")
-    return tuple(Path(each) for each in json.loads(asked.stdout) if Path(each).is_dir())
+    try:
+        told = json.loads(asked.stdout)
+    except ValueError:
+        raise PackageProblem(
+            f"{python} does not tell its import path alone, it says {asked.stdout[-300:]!r}: something prints when it "
+            "starts (a .pth file, sitecustomize)"
+        ) from None
+    return tuple(Path(each) for each in told if Path(each).is_dir())
 
 
 def by_interpreter(name: str, site_dirs: tuple[Path, ...]) -> Package | None:
@@ -192,3 +202,9 @@ def delivered(package: Package, relative: str) -> tuple[str, bytes | None] | Non
         return base64.urlsafe_b64decode(known + "=" * (-len(known) % 4)).hex(), None
     blob = _git(package.base, "show", f"HEAD:./{relative}")
     return None if blob is None else (hashlib.sha256(blob).hexdigest(), blob)
+
+
+def tracked(package: Package) -> set[str] | None:
+    """Every file of a checkout as delivered, whether it still lies there or not; None where git does not tell."""
+    listed = _git(package.base, "ls-tree", "-r", "-z", "--name-only", "HEAD", "--", f"{package.name}/")
+    return None if listed is None else set(listed.decode(errors="surrogateescape").split("\0")) - {""}

@@ -104,7 +104,9 @@ def blocking(
             continue
         wanted = want == "present" and finding.gate.feature in features
         ours = finding.file is not None and finding.file.recorded is not None
-        if (finding.state == "drifted" and (wanted or ours or want == "absent")) or (
+        # Where no edit of this release goes, a way back has nothing to do with what others changed.
+        edited = finding.variant is not None and finding.variant.kind == "edit"
+        if (finding.state == "drifted" and (wanted or ours or (edited and want == "absent"))) or (
             finding.state == "unknown" and wanted
         ):
             stop.append(finding)

@@ -22,7 +22,18 @@ from .probe_call import (
     parse_call,
 )
 from .probe_cases import RANKS, Case, matrix
-from .probe_report import BUILD_STAGES, PLAY, STAGES, Stage, next_step, speed_rows, speed_summary, verdict
+from .probe_report import (
+    BUILD_STAGES,
+    PLAY,
+    STAGES,
+    Stage,
+    case_rows,
+    merge_groups,
+    next_step,
+    speed_rows,
+    speed_summary,
+    verdict,
+)
 from .probe_run import MEMORY_WAIT_SECONDS, Account, Job, gpu_table, run_group, wait_memory_free
 from .probe_watch import Failure, Watch
 
@@ -48,6 +59,7 @@ class Settings:
     account: Account
     environment: dict[str, str]  # the server's own
     ranks: int
+    groups: int = 1  # of so many ranks each, one after the other
     stages: tuple[str, ...] = STAGES
     hidden: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
@@ -65,6 +77,10 @@ class Settings:
     worker_options: dict[str, Any] = field(default_factory=dict)
 
 
+# The first import from a network disk is slow.
+FACTS_SECONDS = 120
+
+
 class ProbeError(Exception):
     """The probe cannot even start: what is wrong and what to do."""
 
@@ -77,7 +93,7 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=FACTS_SECONDS,
             cwd=settings.work,
             env=settings.environment,
             **settings.account.process_options(),
@@ -86,18 +102,29 @@ def environment_facts(settings: Settings) -> dict[str, Any]:
         raise ProbeError(
             f"{settings.python} cannot be run: {error.strerror}. Run: {PLAY}runtime.yml"
         ) from None
+    except subprocess.TimeoutExpired:
+        raise ProbeError(
+            f"{settings.python} told nothing about its packages in {FACTS_SECONDS} s as {settings.account.name}: "
+            "look whether its file system hangs"
+        ) from None
     if done.returncode:
         raise ProbeError(
             f"{settings.python} ended with {done.returncode} as {settings.account.name}: {done.stderr[-600:]}"
         )
-    facts: dict[str, Any] = json.loads(done.stdout)
+    try:
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise ProbeError(
+            f"{settings.python} told no facts as {settings.account.name} but {done.stdout[-300:]!r}: something prints "
+            "when it starts (a .pth file, sitecustomize)"
+        ) from None
     return facts
 
 
 def fusion_call(facts: Mapping[str, Any]) -> FusionCall:
     packages = facts["packages"]
     if "flashinfer-python" not in packages:
-        raise ProbeError("flashinfer-python is not installed in this environment. Run: {PLAY}runtime.yml")
+        raise ProbeError(f"flashinfer-python is not installed in this environment. Run: {PLAY}runtime.yml")
     root = packages.get("sglang", {}).get("root", "")
     if not root:
         return call_without_sglang(packages["flashinfer-python"]["version"])
@@ -133,6 +160,7 @@ def key_of(
         "environment": settings.environment,
         "asked": [
             settings.ranks,
+            settings.groups,
             settings.stages,
             settings.hidden,
             settings.tokens,
@@ -142,6 +170,14 @@ def key_of(
         "more": [settings.eps, settings.capability, settings.max_slowdown, settings.account.name],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def visible(environment: Mapping[str, str], gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The GPUs that the server's processes see, in their order; none where the driver shows none."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not gpus:
+        return [str(number) for number in range(len(gpus))]
+    return [each.strip() for each in named.split(",") if each.strip()]
 
 
 class Probe:
@@ -164,13 +200,14 @@ class Probe:
         compute = [name for name in STAGES if name in settings.stages and name not in BUILD_STAGES]
         if build:
             self._build(build, bool(gpus))
+        seen = visible(settings.environment, gpus)
         if compute and not self.failures:
             if settings.ranks < RANKS[0]:
                 self._leave_out(compute, "one rank: there is nothing to reduce")
-            elif len(gpus) < settings.ranks and settings.rank_program == "rank.py":
-                self._too_few(compute, len(gpus))
+            elif len(seen) < settings.ranks * settings.groups and settings.rank_program == "rank.py":
+                self._too_few(compute, len(seen))
             else:
-                self._compute(compute, gpus)
+                self._compute_all(compute, gpus, seen)
         first = self.failures[0] if self.failures else None
         for stage in self.stages.values():
             if first and stage.status == "not_run" and stage.name in settings.stages:
@@ -180,6 +217,7 @@ class Probe:
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
             "seconds": round(time.time() - began, 1),
             "ranks": settings.ranks,
+            "groups": settings.groups,
             "fault": settings.fault,
             "failure": None
             if first is None
@@ -187,6 +225,7 @@ class Probe:
             "stages": [stage.as_dict() for stage in self.stages.values()],
             "call": self.call.as_dict(),
             "cases": self.cases,
+            "case_table": case_rows(cases_of(self.settings), self.cases),
             "speed": {"rows": self.speed, **self.speed_summary},
             "gpus": gpus,
             "environment": self.facts,
@@ -201,7 +240,7 @@ class Probe:
         self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
 
     def _too_few(self, compute: Sequence[str], found: int) -> None:
-        text = f"{found} GPUs on this host, {self.settings.ranks} wanted"
+        text = f"{found} GPUs on this host, {self.settings.ranks * self.settings.groups} wanted"
         self._leave_out(compute, text)
         if found:
             self.failures.append(Failure(compute[0], "ranks", text))
@@ -222,7 +261,34 @@ class Probe:
         watch = Watch(1, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
         self._group("build.py", 1, config, environment, watch, "build")
 
-    def _compute(self, stages: Sequence[str], gpus: Sequence[Mapping[str, Any]]) -> None:
+    def _compute_all(
+        self, stages: Sequence[str], gpus: Sequence[Mapping[str, Any]], seen: Sequence[str]
+    ) -> None:
+        settings, speeds = self.settings, []
+        for group in range(settings.groups):
+            mine = ",".join(seen[group * settings.ranks : (group + 1) * settings.ranks])
+            watch = self._compute(
+                stages, {"CUDA_VISIBLE_DEVICES": mine} if settings.groups > 1 else {}, group
+            )
+            self.cases += [{**case, "gpus": mine} for case in watch.cases()]
+            speeds.append(watch.speed())
+            if self.failures:
+                if settings.groups > 1:
+                    self.failures[0].text = f"GPUs {mine}: {self.failures[0].text}"
+                break
+        self.speed = speed_rows(merge_groups(speeds))
+        self.speed_summary = speed_summary(self.speed, settings.max_slowdown)
+        stage = self.stages.get("speed")
+        if stage and stage.status == "passed" and self.speed_summary["too_slow"]:
+            stage.status, stage.detail = "failed", self.speed_summary["too_slow"][0]
+            self.failures.append(Failure("speed", "slow", stage.detail))
+        wait = MEMORY_WAIT_SECONDS if gpus else 0.0
+        self.memory_held = wait_memory_free(gpus, lambda: gpu_table(settings.environment), wait)
+        if self.memory_held:
+            text = f"GPU memory is not free again: {'; '.join(self.memory_held)}"
+            self.failures.append(Failure(stages[-1], "memory", text))
+
+    def _compute(self, stages: Sequence[str], more: Mapping[str, str], group: int) -> Watch:
         settings = self.settings
         rendezvous = settings.work / "rendezvous"
         rendezvous.unlink(missing_ok=True)  # a file store that another run left would pair us with its ranks
@@ -240,21 +306,11 @@ class Probe:
             **settings.worker_options,
         }
         # All ranks are on this host, whose name need not resolve for gloo.
-        environment = {"GLOO_SOCKET_IFNAME": "lo", **settings.environment}
+        environment = {"GLOO_SOCKET_IFNAME": "lo", **settings.environment, **more}
         watch = Watch(settings.ranks, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
-        self._group(settings.rank_program, settings.ranks, config, environment, watch, "compute")
-        self.cases = watch.cases()
-        self.speed = speed_rows(watch.speed())
-        self.speed_summary = speed_summary(self.speed, settings.max_slowdown)
-        stage = self.stages.get("speed")
-        if stage and stage.status == "passed" and self.speed_summary["too_slow"]:
-            stage.status, stage.detail = "failed", self.speed_summary["too_slow"][0]
-            self.failures.append(Failure("speed", "slow", stage.detail))
-        wait = MEMORY_WAIT_SECONDS if gpus else 0.0
-        self.memory_held = wait_memory_free(gpus, lambda: gpu_table(settings.environment), wait)
-        if self.memory_held:
-            text = f"GPU memory is not free again: {'; '.join(self.memory_held)}"
-            self.failures.append(Failure(stages[-1], "memory", text))
+        name = f"compute-group{group}" if more else "compute"
+        self._group(settings.rank_program, settings.ranks, config, environment, watch, name)
+        return watch
 
     def _group(
         self,
@@ -279,7 +335,9 @@ class Probe:
         )
         found = run_group(job, watch, self.announce)
         self.groups.append(found)
-        self.stages.update(watch.stages)
+        for stage in watch.stages.values():
+            stage.seconds += self.stages[stage.name].seconds  # of the groups before
+            self.stages[stage.name] = stage
         first = watch.first_failure()
         if first is not None:
             self.failures += [first, *(failure for failure in watch.failures if failure is not first)]

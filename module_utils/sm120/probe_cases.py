@@ -60,12 +60,6 @@ def matrix(
     ]
 
 
-def split_tokens(tokens: int, ranks: int) -> list[tuple[int, int]]:
-    """(first token, count) that each rank reduces in the two-shot kernel: the first ranks get the rest."""
-    share, rest = divmod(tokens, ranks)
-    return [(r * share + min(r, rest), share + (1 if r < rest else 0)) for r in range(ranks)]
-
-
 def workspace_bytes(ranks: int, max_tokens: int, hidden: int) -> int:
     """GPU memory of one workspace on one rank for 16-bit types: staging, flags and three Lamport buffers."""
     message = ranks * max_tokens * hidden * 2

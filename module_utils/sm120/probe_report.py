@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .probe_cases import Case
+
 STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
 
@@ -17,7 +19,8 @@ NEXT = {
     "aot": f"Remove flashinfer-jit-cache from the environment, then {PLAY}probe.yml",
     "memory": f"Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then {PLAY}probe.yml",
     "preflight": f"See gate fusion.multicast_preflight and free memory: {PLAY}audit.yml",
-    "ranks": "Set fusion_probe_ranks to the server's tensor parallel size",
+    "ranks": "Give the server a tensor and pipeline parallel size that this host has GPUs for (sglang_server_profile, "
+    "sglang_server_tensor_parallel_size)",
     "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
     "ACS and IOMMU on the path, and `options nvidia_uvm uvm_disable_hmm=1`. If the probe gets past it with "
     "NCCL_P2P_DISABLE=1 in fusion_probe_environment, P2P it is; fusion needs P2P, so it stays off",
@@ -55,10 +58,43 @@ def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {**worst, "ok": not problems, "problems": problems[:8]}
 
 
+def case_rows(planned: Iterable[Case], found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The cases that ran, for a page: those of one launch, hidden size and type as one row with its worst figures."""
+    shapes = {case.name: (case.kind, case.hidden, case.dtype) for case in planned}
+    rows: dict[tuple[str, int, str], dict[str, Any]] = {}
+    for case in found:
+        kind, hidden, dtype = shape = shapes[case["name"]]
+        row = rows.setdefault(
+            shape,
+            {
+                "kind": kind,
+                "hidden": hidden,
+                "dtype": dtype,
+                "cases": 0,
+                "right": 0,
+                "error": 0.0,
+                "worst": 0.0,
+            },
+        )
+        row["cases"] += 1
+        row["right"] += bool(case["ok"])
+        for figure in ("error", "worst"):
+            row[figure] = max(row[figure], case[figure])
+    return list(rows.values())
+
+
 def merge_speed(by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """A collective is as slow as its slowest rank."""
     ways = next(iter(by_rank.values()))
     return {way: max(found[way] for found in by_rank.values()) for way in ways}
+
+
+def merge_groups(
+    found: Sequence[Mapping[tuple[int, int], Mapping[str, float]]],
+) -> dict[tuple[int, int], Any]:
+    """Likewise a server of several groups: each size as its slowest group had it."""
+    sizes = sorted({size for group in found for size in group})
+    return {size: merge_speed({n: g[size] for n, g in enumerate(found) if size in g}) for size in sizes}
 
 
 def speed_rows(measured: Mapping[tuple[int, int], Mapping[str, float]]) -> list[dict[str, Any]]:

@@ -107,15 +107,13 @@ def run(client: Client, spec: VmSpec, *, check_mode: bool, address_timeout_secon
             raise PveError(
                 f"the VM's configuration does not settle; still to do after {MAX_ROUNDS} rounds: {left}"
             )
-    _finish(client, spec, facts, plan, outcome, check_mode=check_mode)
+    _finish(spec, facts, plan, outcome, check_mode=check_mode)
     if asks_agent and not check_mode and facts.vm is not None and facts.vm.running:
         outcome.vm["address"] = _address(client, spec, address_timeout_seconds)
     return outcome
 
 
-def _finish(
-    client: Client, spec: VmSpec, facts: Facts, plan: Plan, outcome: Outcome, *, check_mode: bool
-) -> None:
+def _finish(spec: VmSpec, facts: Facts, plan: Plan, outcome: Outcome, *, check_mode: bool) -> None:
     outcome.root_set, outcome.root_delete = plan.root_set, plan.root_delete
     if not spec.wants_vm and not check_mode and facts.resource(spec.vmid) is not None:
         raise PveError(f"VM {spec.vmid} is still there after it was destroyed")

@@ -94,18 +94,29 @@ class Merge:
 
 
 def merge(line: str, add: Sequence[str], remove: Iterable[str] = ()) -> Merge:
-    """Add and remove single parameters; every other one keeps its place."""
+    """Add and remove single parameters; every other one keeps its place.
+
+    Wanted names that stand several times are one row, because their order matters to the kernel
+    (hugepagesz=1G hugepages=4 hugepagesz=2M hugepages=512): the line has just that row, or gets it anew.
+    """
     found = split(line)
-    unwanted = set(remove)
-    removed = [item for item in found if item in unwanted]
-    for wanted in add:
-        if _key(wanted) not in _REPEATABLE:
-            removed += [item for item in found if _key(item) == _key(wanted) and item != wanted]
-    added = [wanted for wanted in add if wanted not in found]
-    if not added and not removed:
+    unwanted, keys, there = set(remove), [_key(item) for item in add], [_key(item) for item in found]
+    several = {key for key in keys if keys.count(key) > 1 or there.count(key) > 1} - _REPEATABLE
+    in_order = [item for item in found if _key(item) in several] == [
+        item for item in add if _key(item) in several
+    ]
+
+    def stays(item: str) -> bool:
+        key = _key(item)
+        if key in several:
+            return in_order
+        return item in add or (item not in unwanted and (key not in keys or key in _REPEATABLE))
+
+    kept = [item for item in found if stays(item)]
+    added = [wanted for wanted in add if wanted not in kept]
+    if not added and len(kept) == len(found):
         return Merge(line, (), ())
-    kept = [item for item in found if item not in removed]
-    return Merge(" ".join([*kept, *added]), tuple(added), tuple(dict.fromkeys(removed)))
+    return Merge(" ".join([*kept, *added]), tuple(added), tuple(item for item in found if not stays(item)))
 
 
 def unmerge(line: str, added: Iterable[str], removed: Sequence[str]) -> str:

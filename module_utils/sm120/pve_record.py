@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .pve_cmdline import edit, line_of, merge, unmerge
+from .storage import sha256
 
-__all__ = ["Change", "Record", "plan_absent", "plan_present", "record_path", "write_synced"]
-
-
-def sha256(data: bytes) -> str:
-    """Hex digest."""
-    return hashlib.sha256(data).hexdigest()
+__all__ = ["Change", "Record", "plan_absent", "plan_present", "record_path"]
 
 
 @dataclass(frozen=True)
@@ -112,15 +106,3 @@ def plan_absent(data: bytes, kind: str, record: Record | None) -> Change:
         return Change(record.pristine, None, before, line_of(record.pristine.decode(), kind))
     line = unmerge(before, record.added, record.removed)
     return Change(data if line == before else edit(text, kind, line).encode(), None, before, line)
-
-
-def write_synced(path: Path, data: bytes, mode: int) -> None:
-    """Write beside, sync, rename: after a power cut either the old or the new file is there."""
-    beside = path.with_name(f".{path.name}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.chmod(beside, mode)
-    os.replace(beside, path)

@@ -16,7 +16,7 @@ from .packages import DISTRIBUTIONS, Package, PackageProblem, by_interpreter, by
 from .planning import Want, blocking, edit_tasks, make_plan, problem
 from .scanner import ScanProblem, scan, unlisted
 from .survey import Finding, Survey, survey
-from .units import environment_of, units_of
+from .units import cache_bases, environment_of, units_of
 from .versions import PackagingMissing, Ranges
 
 # Older fused MoE modules are built without the flags that make their kernels wait for each other (#2913).
@@ -128,11 +128,11 @@ def _notes(packages: dict[str, Package], features: Sequence[str], ranges: Ranges
     return []
 
 
-def _units(request: Request, packages: dict[str, Package]) -> list[str]:
+def _environments(request: Request, packages: dict[str, Package]) -> set[Path]:
+    """The virtual environments that the packages are in."""
     if request.python is not None:
-        return units_of(Path(request.python).parent.parent)
-    environments = {environment_of(package.root) for package in packages.values()}
-    return sorted({unit for each in environments if each is not None for unit in units_of(each)})
+        return {Path(request.python).parent.parent}
+    return {each for package in packages.values() if (each := environment_of(package.root)) is not None}
 
 
 def gates_report(request: Request) -> dict[str, Any]:
@@ -143,6 +143,7 @@ def gates_report(request: Request) -> dict[str, Any]:
             f"capability {request.capability}: the catalogue opens gates for compute capability 12.x only; "
             "leave this host out of the gates play"
         )
+    environments = _environments(request, packages)
     answer: dict[str, Any] = {
         "packages": {
             name: {"version": package.version, "root": str(package.root), "source": package.source}
@@ -160,7 +161,8 @@ def gates_report(request: Request) -> dict[str, Any]:
         "wanted_digest": "pristine",
         "settled": True,
         "lock": None,
-        "units": [],
+        "units": sorted({unit for each in environments for unit in units_of(each)}),
+        "caches": sorted({base for each in environments for base in cache_bases(each)}),
         "conditions": [],
         "unlisted": [],
         "notes": [],
@@ -180,7 +182,6 @@ def gates_report(request: Request) -> dict[str, Any]:
     answer["crossed"] = crossed
     answer["notes"] = _notes(packages, request.features, ranges)
     answer["lock"] = holder(request.state_dir)
-    answer["units"] = _units(request, packages)
     answer["digest"] = answer["wanted_digest"] = found.digest()
     flashinfer = packages.get("flashinfer")
     if flashinfer and request.want == "present" and "allreduce_fusion" in request.features:

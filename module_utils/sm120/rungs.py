@@ -55,6 +55,26 @@ def join(
     return rung
 
 
+def say(rung: dict[str, Any]) -> str:
+    """One line for whoever watches the ladder."""
+    parts = [f"{rung['output_tokens_per_second'] or 0:.1f} output tok/s"]
+    if rung["repeats"] > 1:
+        parts[0] += f" (median of {rung['repeats']}, spread {rung['spread']['output_tokens_per_second']:.0%})"
+    parts += [
+        f"{name.removesuffix('_ms').upper()} p50 {rung[name]['p50']:.1f} ms"
+        for name in ("ttft_ms", "tpot_ms")
+        if rung[name]
+    ]
+    parts.append(f"{rung['completed']} answered, {rung['failed']} failed")
+    if rung["power_watts"]:
+        parts.append(f"{rung['power_watts']:.0f} W, {rung['tokens_per_joule']:.2f} tok/J")
+    streams = "1 stream" if rung["concurrency"] == 1 else f"{rung['concurrency']} streams"
+    told = f"{streams}: {', '.join(parts)}"
+    if not rung["valid"]:
+        told += f". INVALID: {'; '.join(rung['invalid_because'])}"
+    return told + "".join(f". Note: {note}" for note in rung["notes"])
+
+
 def _middle(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(median(known), 4) if known else None

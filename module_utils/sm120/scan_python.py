@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import re
 import tokenize
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
-from .scan_values import CAPABILITIES, admitted, major_of, name_of
+from .scan_values import CAPABILITIES, admitted, holds_capability, major_of, name_of
 
 
 class Found(NamedTuple):
-    """A condition in a source, and the statement and function around it."""
+    """A condition in a source, the statement and function around it, and the names that its branch sets."""
 
     first: int
     last: int
@@ -23,6 +25,7 @@ class Found(NamedTuple):
     admits: tuple[str, ...]
     statement: str
     within: str = ""
+    sets: tuple[str, ...] = ()
 
 
 # Only files, and in them only statements, with one of these words are read: all of SGLang would take minutes.
@@ -31,6 +34,16 @@ _TRIGGER = re.compile(
     r"|\b(?:\w+_)?major\b\s*(?:[=!<>]=|[<>]|in\b|not\b)|[=<>]\s*(?:\w+_)?major\b|major_versions|majors"
     r"|cuMulticastGetGranularity|MULTICAST_SUPPORTED|is_multicast_supported|multicast_supported"
     r"|[\"']\S*(?:sm|compute)_\d{2,3}|\b(?:arch|cc|sm)\b\s*(?:[=!<>]=|[<>]|in\b|not\b)"
+)
+# `cap = get_device_capability()` and `high, low = ...`: lines with these names are read, too.
+_OTHER_NAMES = re.compile(
+    r"^[ \t]*((?:\w+\.)?\w+(?:,[ \t]*\w+)?)[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*(?:\(\s*)?"
+    r"[^\n]*(?:capability|\b(?:\w+_)?major\b)"
+    r"|\b(\w+) := [^\n]*capability",
+    re.MULTILINE,
+)
+_NAMED_LIST = re.compile(
+    r"^[ \t]*(?:\w+\.)?(\w+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:frozenset|set|tuple|list)?\(?[\[({]", re.MULTILINE
 )
 _LISTS = re.compile(
     r"^(?:\w+_)?(?:supported_)?(?:major_versions|majors|compute_capabilit(?:y|ies)|device_capability_majors)$"
@@ -52,9 +65,85 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return isinstance(last, ast.Raise)
 
 
+def _sets(statement: ast.stmt | None, test: ast.expr) -> tuple[str, ...]:
+    """Names, attributes and keys that the branch of an if sets when this is its condition, or a part of it."""
+    if not isinstance(statement, ast.If) or not any(each is test for each in ast.walk(statement.test)):
+        return ()
+    names = set()
+    for line in statement.body:
+        for node in ast.walk(line):
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                key = target.slice if isinstance(target, ast.Subscript) else None
+                names.add(str(key.value) if isinstance(key, ast.Constant) else name_of(target))
+    return tuple(sorted(names - {""}))
+
+
 def _majors(numbers: list[int]) -> tuple[str, ...]:
     wanted = {major_of(number) for number in numbers}
     return tuple(name for name in _ALL if int(name.partition(".")[0]) in wanted)
+
+
+def _literal(node: ast.expr) -> ast.expr | None:
+    """The list, tuple or set of constants that an expression is, frozenset([...]) and its like included."""
+    if (
+        isinstance(node, ast.Call)
+        and name_of(node) in ("frozenset", "set", "tuple", "list")
+        and len(node.args) == 1
+    ):
+        node = node.args[0]
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return None
+    return node if isinstance(node, ast.List | ast.Tuple | ast.Set) else None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for field in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, field, []))
+
+
+def _named_lists(tree: ast.Module) -> dict[str, ast.expr]:
+    """Lists of constants by the names that they have in a source; not those that one name has two of."""
+    found: dict[str, ast.expr | None] = {}
+    for node in _statements(tree.body):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        value = _literal(node.value)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            name = name_of(target)
+            same = value is not None and (
+                name not in found or ast.dump(found[name] or target) == ast.dump(value)
+            )
+            found[name] = value if same else None
+    return {name: value for name, value in found.items() if name and value is not None}
+
+
+def _other_names(text: str) -> set[str]:
+    """Names that a source gives to a capability, or to what it makes of one."""
+    names: set[str] = set()
+    for match in re.finditer("capability|major", text):
+        # With the line before, where a value in parentheses may begin.
+        begin = text.rfind("\n", 0, max(text.rfind("\n", 0, match.start()), 0)) + 1
+        end = text.find("\n", match.end())
+        for pair in _OTHER_NAMES.findall(text[begin : end if end >= 0 else None]):
+            names |= {name.rpartition(".")[2] for name in re.split(r",[ \t]*", pair[0] or pair[1])}
+    return names
+
+
+class _Spelled(ast.NodeTransformer):
+    """An expression with names replaced by what they stand for."""
+
+    def __init__(self, meaning: Callable[[ast.expr], ast.expr | None]) -> None:
+        self.meaning = meaning
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.meaning(node) or node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        return self.meaning(node) or node
 
 
 def _integers(node: ast.expr) -> list[int]:
@@ -67,9 +156,19 @@ def _integers(node: ast.expr) -> list[int]:
 
 class _Reader(ast.NodeVisitor):
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.tree = ast.parse(text)
         self.lines = text.splitlines()
-        self.triggers = [number for number, line in enumerate(self.lines, 1) if _TRIGGER.search(line)]
+        starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        patterns = [_TRIGGER]
+        if names := _other_names(text):
+            patterns.append(re.compile(rf"\b(?:{'|'.join(sorted(names))})\b"))
+        hits = {bisect_right(starts, match.start()) for each in patterns for match in each.finditer(text)}
+        self.triggers = sorted(hits)
+        self.attributes: dict[str, ast.expr] = {}
+        self.scopes: list[dict[str, ast.expr]] = [{}]
+        self.list_names = set(_NAMED_LIST.findall(text))
+        self.known = set(self.list_names)
+        self.has_walrus = ":=" in text
         self.found: list[Found] = []
         self.statement: ast.stmt | None = None
         self.guards: set[int] = set()
@@ -86,7 +185,9 @@ class _Reader(ast.NodeVisitor):
         near = max(first, node.lineno - _NEAR), min(last, (node.end_lineno or node.lineno) + _NEAR)
         around = "\n".join(self.lines[near[0] - 1 : near[1]])
         ends = node.end_lineno or node.lineno
-        self.found.append(Found(node.lineno, ends, form, shown, admits, around, self.within))
+        self.found.append(
+            Found(node.lineno, ends, form, shown, admits, around, self.within, _sets(self.statement, node))
+        )
 
     def _is_silent(self, node: ast.AST) -> bool:
         """Whether no line of a node has a word that could matter."""
@@ -96,6 +197,41 @@ class _Reader(ast.NodeVisitor):
         place = bisect_left(self.triggers, min([node.lineno, *decorators]))
         return place == len(self.triggers) or self.triggers[place] > (node.end_lineno or node.lineno)
 
+    @cached_property
+    def named_lists(self) -> dict[str, ast.expr]:
+        return _named_lists(self.tree)
+
+    def _bind(self, target: ast.expr, value: ast.expr) -> None:
+        """Remember a capability under another name."""
+        if isinstance(value, ast.IfExp):
+            value = value.body if holds_capability(value.body) else value.orelse
+        if isinstance(target, ast.Tuple):
+            for place, each in enumerate(target.elts[:2]):
+                self._bind(each, ast.Subscript(value, ast.Constant(place), ast.Load()))
+            return
+        value = self._spelled(value)
+        names = self.attributes if isinstance(target, ast.Attribute) else self.scopes[-1]
+        if holds_capability(value):
+            names[name_of(target)] = value
+            self.known.add(name_of(target))
+        else:
+            names.pop(name_of(target), None)
+
+    def _meaning(self, node: ast.expr) -> ast.expr | None:
+        """What a name stands for: a capability, or a list of constants."""
+        name = name_of(node)
+        for names in [self.attributes] if isinstance(node, ast.Attribute) else reversed(self.scopes):
+            if name in names:
+                return names[name]
+        return self.named_lists.get(name) if name in self.list_names else None
+
+    def _spelled(self, node: ast.expr) -> ast.expr:
+        names = (name_of(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute))
+        if self.known.isdisjoint(names):
+            return node
+        spelled: ast.expr = _Spelled(self._meaning).visit(copy.deepcopy(node))
+        return spelled
+
     def visit(self, node: ast.AST) -> None:
         if self._is_silent(node):
             return
@@ -104,9 +240,19 @@ class _Reader(ast.NodeVisitor):
             function = self.within
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self.within = node.name
+            inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if inner:
+                self.scopes.append({})
             if isinstance(node, ast.If) and _leaves(node.body):
                 self.guards.add(id(node.test))
             self.generic_visit(node)
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self._bind(target, node.value)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self._bind(node.target, node.value)
+            if inner:
+                self.scopes.pop()
             self.statement, self.within = outer, function
         elif not (isinstance(node, ast.expr) and self._expression(node)):
             self.generic_visit(node)
@@ -125,8 +271,11 @@ class _Reader(ast.NodeVisitor):
         if isinstance(getattr(node, "ctx", None), ast.Store | ast.Del):
             return True
         if isinstance(node, ast.BoolOp | ast.UnaryOp | ast.Compare | ast.Call | ast.Name | ast.Attribute):
+            for each in ast.walk(node) if self.has_walrus else ():
+                if isinstance(each, ast.NamedExpr):
+                    self._bind(each.target, each.value)
             guard = id(node) in self.guards
-            admits = admitted(node, guard)
+            admits = admitted(self._spelled(node), guard)
             if admits is not None:
                 form = "definition" if self._is_definition(node) else "guard" if guard else "condition"
                 self._add(node, form, tuple(admits))
@@ -136,11 +285,11 @@ class _Reader(ast.NodeVisitor):
             return True
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
-                numbers = _integers(keyword.value)
+                numbers = _integers(self._spelled(keyword.value))
                 if numbers and _LISTS.match(keyword.arg or ""):
                     self._add(keyword.value, f"list {keyword.arg}", _majors(numbers))
             for argument in node.args:
-                numbers = _integers(argument)
+                numbers = _integers(self._spelled(argument))
                 if numbers and _LISTS.match(name_of(node)):
                     self._add(argument, f"list {name_of(node)}", _majors(numbers))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
@@ -166,6 +315,6 @@ def python_conditions(text: str) -> list[Found]:
     found = list(_commented_entries(text))
     if _TRIGGER.search(text):
         reader = _Reader(text)
-        reader.visit(ast.parse(text))
+        reader.visit(reader.tree)
         found += reader.found
     return sorted(found)

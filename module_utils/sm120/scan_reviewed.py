@@ -8,7 +8,9 @@ _ITS_OWN_MODULE = "builds the kernels of SM100; SM120 has a module of its own"
 _NOT_CALLED = "kernels that neither the fused all-reduce nor the fused MoE of SM120 calls"
 _FP4 = "chooses among FP4 GEMM kernels; SM120 goes on to flashinfer_cutlass"
 _FP8 = "about dense FP8 GEMM kernels, which neither the fusion nor the fused MoE of NVFP4 experts calls"
-_MXFP4 = "picks a class for MXFP4 experts; NVFP4 experts do not come here"
+_MXFP4 = "picks a class or a kernel for MXFP4 experts; NVFP4 experts do not come here"
+_DEEP_GEMM = "about DeepGEMM's MoE, which is not what serves NVFP4 experts on SM120"
+_HOPPERS_OWN = "turns something off on Hopper alone; SM120 goes on"
 _ARM = "asked on aarch64 only: how memory handles are passed between processes"
 
 # (name of the file, function, text of the condition): why nothing has to open it.
@@ -45,6 +47,21 @@ REVIEWED: dict[tuple[str, str, str], str] = {
         "backend.is_auto() and server_args.quantization == 'mxfp8' and _is_sm100_supported and "
         "is_flashinfer_available()",
     ): _FP8,
+    ("mxfp4.py", "__init__", "is_sm100_supported()"): _MXFP4,
+    ("mxfp4.py", "__init__", "is_sm90_supported()"): _MXFP4,
+    ("mxfp4.py", "__init__", "get_platform().is_sm100"): _MXFP4,
+    ("mxfp4.py", "__init__", "get_platform().is_sm90"): _MXFP4,
+    (
+        "single_batch_overlap.py",
+        "enable_combine_down_gemm_two_stream_overlap",
+        "get_moe_runner_backend().is_deep_gemm() and (not is_blackwell())",
+    ): _DEEP_GEMM,
+    (
+        "deepseek_v2.py",
+        "shared_experts_fusion_disable_reason",
+        "quant_config is not None and quant_config.get_name() == 'modelopt_fp4' and is_sm90_supported() and "
+        "get_moe_runner_backend().is_marlin()",
+    ): _HOPPERS_OWN,
     ("fp8.py", "get_quant_method", "is_sm90_supported() and (not is_sm100_supported())"): _MXFP4,
     ("fp4_utils.py", "initialize_fp4_gemm_config", "is_sm100_supported()"): _FP4,
     ("fp4_utils.py", "initialize_fp4_gemm_config", "get_platform().is_sm100"): _FP4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from operator import eq, ge, gt, le, lt, ne
+from operator import add, eq, ge, gt, le, lt, mul, ne
 from typing import Any
 
 Capability = tuple[int, int]
@@ -33,6 +33,10 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.LtE: le,
     ast.Gt: gt,
     ast.GtE: ge,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: add,
+    ast.Mult: mul,
 }
 
 
@@ -71,9 +75,15 @@ def _predicate(name: str, capability: Capability) -> object:
 def _value(node: ast.expr, capability: Capability) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
+    if isinstance(node, ast.NamedExpr):
+        return _value(node.value, capability)
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         values = [_value(each, capability) for each in node.elts]
         return UNKNOWN if UNKNOWN in values else tuple(values)
+    if isinstance(node, ast.BinOp):
+        sides = [_value(each, capability) for each in (node.left, node.right)]
+        known = type(node.op) in _ARITHMETIC and all(type(each) is int for each in sides)
+        return _ARITHMETIC[type(node.op)](*sides) if known else UNKNOWN
     name = name_of(node)
     if isinstance(node, ast.Subscript):
         whole = isinstance(_value(node.value, capability), Whole)
@@ -84,6 +94,12 @@ def _value(node: ast.expr, capability: Capability) -> Any:
     if _MINOR.match(name):
         return capability[1]
     return Whole() if _WHOLE.match(name) else UNKNOWN
+
+
+def holds_capability(node: ast.expr) -> bool:
+    """Whether a value is a compute capability, a part of one, or made of one."""
+    values = [_value(node, capability) for capability in CAPABILITIES]
+    return isinstance(values[0], Whole) or (UNKNOWN not in values and len(set(values)) > 1)
 
 
 def _in_form_of(other: Any, capability: Capability) -> Any:
@@ -153,13 +169,18 @@ def truth(node: ast.expr, capability: Capability) -> object:
 
 
 def admitted(node: ast.expr, guard: bool = False) -> list[str] | None:
-    """Capabilities on which an expression can be true (a guard: false); None: it does not depend on them."""
+    """Capabilities on which an expression can be true; None: it does not depend on them.
+
+    Of a guard, those that it does not turn away. What it may turn away for another reason too, as in
+    `backend == "x" and not is_sm90()`, it turns away, for as long as it lets other capabilities through for sure.
+    """
     values = [truth(node, capability) for capability in CAPABILITIES]
-    if len(set(map(id, (value if value is UNKNOWN else bool(value) for value in values)))) == 1:
+    values = [value if value is UNKNOWN else bool(value) for value in values]
+    if len(set(map(id, values))) == 1:
         return None
-    refused = guard
+    passing = (False,) if guard and False in values else (UNKNOWN, not guard)
     return [
         f"{major}.{minor}"
         for (major, minor), value in zip(CAPABILITIES, values, strict=True)
-        if value is UNKNOWN or bool(value) is not refused
+        if value in passing
     ]

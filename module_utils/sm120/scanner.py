@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .packages import Package
+from .packages import Package, tracked
 from .scan_cuda import cuda_conditions
 from .scan_python import Found, python_conditions
 from .scan_reviewed import REVIEWED
@@ -35,9 +35,11 @@ _TALK = re.compile(
     re.IGNORECASE,
 )
 
-
-# A condition beside moe_runner_backend picks a MoE backend for one model: the gate that is never opened.
+# A branch that sets moe_runner_backend, and whose condition asks for none by name, picks the MoE kernels of one model:
+# the gate that is never opened.
 RUNNER_AUTO = "moe.runner_auto"
+_RUNNER = "moe_runner_backend"
+_NAMED_RUNNER = re.compile(rf"{_RUNNER}(?:\(\))?(?:\.is_(?!auto)| (?:==|!=|in|not in) (?!'auto'))")
 
 
 class ScanProblem(Exception):
@@ -91,11 +93,14 @@ def reader_for(name: str) -> Callable[[str], Iterable[Found]] | None:
 
 
 def _files(package: Package) -> list[str]:
-    """Files to look at: what the wheel's RECORD lists, or what lies in a checkout."""
+    """Files to look at: what the wheel's RECORD lists, or what git knows of a checkout and what lies there besides."""
     if package.source == "wheel":
         return [name for name in package.hashes if reader_for(name)]
-    found = (str(path.relative_to(package.base)) for path in package.root.rglob("*") if path.is_file())
-    return sorted(name for name in found if reader_for(name))
+    known = tracked(package)
+    if known is None:
+        raise ScanProblem(f"git does not tell what belongs to {package.root}: is git installed on this host?")
+    lying = {str(path.relative_to(package.base)) for path in package.root.rglob("*") if path.is_file()}
+    return sorted(name for name in known | lying if reader_for(name))
 
 
 def scan_package(package: Package) -> list[Condition]:
@@ -123,9 +128,8 @@ def scan_package(package: Package) -> list[Condition]:
             raise ScanProblem(f"{path} cannot be read: {error}") from error
         for each in conditions:
             on_path = bool(_PATH.match(name) or _TALK.search(each.statement))
-            gate = (
-                RUNNER_AUTO if name.startswith("sglang/") and "moe_runner_backend" in each.statement else None
-            )
+            picks = _RUNNER in each.sets and not _NAMED_RUNNER.search(each.text)
+            gate = RUNNER_AUTO if picks and name.startswith("sglang/") else None
             found.append(
                 Condition(
                     str(path),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 CAUSE = "cause"
 CONSEQUENCE = "consequence"
 WARNING = "warning"
+NOTE = "note"  # all is well, and somebody wants to know
 
 # How far a server has come, by what it logs on its way.
 LOADING = "loading"
@@ -20,6 +21,7 @@ SERVING = "serving"
 class Signature:
     """One known line: bytes it must contain, optionally an expression it must match, and what it means.
 
+    Where the alternatives of the expression have no bytes in common, the needle is empty.
     `stage` restricts it to what happens on a server's way there; `fatal` says that no server outlives it.
     """
 

@@ -100,9 +100,16 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="communication",
         needle=b"imed out",
-        pattern=re.compile(
-            rb"(?i)(?:TCPStore|rendezvous|init_process_group|wait\(\)|barrier).*timed out|DistNetworkError"
-        ),
+        pattern=re.compile(rb"(?i)(?:TCPStore|rendezvous|init_process_group|wait\(\)|barrier).*timed out"),
+        meaning="The ranks waited for each other in vain while starting.",
+        advice="One rank died earlier or hangs in a JIT compile: look at the first exception of any rank.",
+    ),
+    Signature(
+        name="communication.rendezvous",
+        role=CAUSE,
+        layer="communication",
+        needle=b"DistNetworkError",
+        pattern=re.compile(rb"DistNetworkError(?!.*(?:EADDRINUSE|in use))"),
         meaning="The ranks waited for each other in vain while starting.",
         advice="One rank died earlier or hangs in a JIT compile: look at the first exception of any rank.",
     ),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
-from .signature import CAUSE, WARNING, Signature
+from .signature import CAUSE, NOTE, WARNING, Signature
 
 TOPIC = "The gates, and kernels that do not know this GPU"
+
+_DISABLED_MEANING = "All-reduce fusion was asked for and is not active."
+_DISABLED_ADVICE = (
+    "playbooks/audit.yml shows which gate is closed; playbooks/probe.yml proves the kernels alone."
+)
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -69,11 +74,33 @@ SIGNATURES: tuple[Signature, ...] = (
             rb"(?i)allreduce fusion (?:is |forcibly |globally )*disabled"
             rb"|disabling (?:flashinfer )?allreduce fusion|"
             rb"skipping allreduce fusion|allreduce_fusion API is not available|"
-            rb"allreduce fusion is forcibly disabled"
+            rb"allreduce fusion is forcibly disabled|"
+            rb"disable --(?:enable-)?flashinfer-allreduce-fusion"
         ),
-        meaning="All-reduce fusion was asked for and is not active.",
-        advice="playbooks/audit.yml shows which gate is closed; playbooks/probe.yml proves the "
-        "kernels alone.",
+        meaning=_DISABLED_MEANING,
+        advice=_DISABLED_ADVICE,
+    ),
+    Signature(
+        name="fusion.disabled",
+        role=WARNING,
+        layer="layer 2",
+        needle=b"FlashInfer comm not available, skipping workspace init",
+        meaning=_DISABLED_MEANING,
+        advice=_DISABLED_ADVICE,
+    ),
+    # flashinfer_comm_fusion.py of the released wheels, logged once the workspace is made: 0.5.8 to 0.5.13.post1
+    # "FlashInfer workspace initialized for rank 0, world_size 2" (from 0.5.10 with the backend), 0.5.14 to 0.5.23
+    # "FlashInfer AllReduce Fusion enabled and workspace initialized: backend=...".
+    Signature(
+        name="fusion.active",
+        role=NOTE,
+        layer="layer 2",
+        needle=b"workspace initialized",
+        pattern=re.compile(
+            rb"FlashInfer (?:workspace initialized for rank|AllReduce Fusion enabled and workspace initialized)"
+        ),
+        meaning="All-reduce fusion is active on this rank: its workspace has been made.",
+        advice="Nothing to do. playbooks/promote.yml measures whether it is worth having.",
     ),
     Signature(
         name="kernel.no_image",

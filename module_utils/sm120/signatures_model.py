@@ -176,7 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="model.sampling_assert",
         role=CAUSE,
         layer="numerics",
-        needle=b"rror",
+        needle=b"probability",
         pattern=re.compile(rb"(?i)probability tensor contains either|TensorCompare\.cu.*probability"),
         meaning="Sampling met values that are no probabilities: NaN from a kernel.",
         advice="As for NaN in the logits: switch the fusion off, purge the JIT cache, another FP4 backend.",
@@ -185,10 +185,10 @@ SIGNATURES: tuple[Signature, ...] = (
         name="model.token_outside_vocabulary",
         role=CAUSE,
         layer="request",
-        needle=b"rror",
+        needle=b"ndex",
         pattern=re.compile(
             rb"IndexError: index out of range in self|vectorized_gather_kernel"
-            rb"|Indexing\.cu.*(?:srcIndex|index) out of bounds"
+            rb"|Index\w*\.cu.*(?:srcIndex|index) (?:<|out of bounds)"
         ),
         meaning="A prompt held a token id that the vocabulary does not have; it kills the whole server.",
         advice="Find the client that sends token ids: it uses another tokenizer, or a benchmark's "

@@ -49,7 +49,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="toolchain.no_header",
         role=CAUSE,
         layer="toolchain",
-        needle=b"atal error",
+        needle=b"rror",
         pattern=re.compile(
             rb"fatal error: \S+\.(?:h|hpp|cuh)\b.*(?:No such file|not found)|cannot open source file"
         ),
@@ -60,7 +60,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="toolchain.no_compiler",
         role=CAUSE,
         layer="toolchain",
-        needle=b"ailed",
+        needle=b"",
         pattern=re.compile(
             rb"(?i)failed to find C compiler|gcc: (?:fatal )?error: .*cc1plus|c\+\+: not found"
         ),
@@ -71,7 +71,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="toolchain.no_libcuda",
         role=CAUSE,
         layer="driver",
-        needle=b"libcuda",
+        needle=b"cuda",
         pattern=re.compile(
             rb"(?i)cannot find -lcuda\b|libcuda\.so(?:\.1)?\S* ?:? ?(?:not found|cannot open)"
             rb"|libcuda\.so cannot found"

@@ -140,10 +140,10 @@ SIGNATURES: tuple[Signature, ...] = (
         name="host.threads",
         role=CAUSE,
         layer="host",
-        needle=b"rror",
+        needle=b"hread",
         pattern=re.compile(
-            rb"can't start new thread|Resource temporarily unavailable.*(?:fork|thread|pthread)"
-            rb"|libgomp: Thread creation failed"
+            rb"can't start new thread|hread.*Resource temporarily unavailable"
+            rb"|Resource temporarily unavailable.*thread"
         ),
         meaning="The unit may not make more threads.",
         advice="Raise TasksMax and LimitNPROC of the unit.",
@@ -160,7 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="systemd.exec",
         role=CAUSE,
         layer="process",
-        needle=b"ailed",
+        needle=b"",
         pattern=re.compile(
             rb"Failed at step (?:EXEC|CHDIR|USER|GROUP|NAMESPACE|EXEC_START)|status=2(?:0[0-9]|1[0-9]|26)/"
         ),

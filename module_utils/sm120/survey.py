@@ -164,7 +164,9 @@ def _edit_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
 
 
 def _text_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
-    """A gate that upstream opened, does not have, or that is only listed."""
+    """A gate that upstream opened, does not have, or that is only listed: in a file as delivered or as we edited it."""
+    if file.applied is None and (file.now is not None or file.truth is not None):
+        return Finding(gate, variant, file, "drifted", None, file.now or file.trouble, file.truth or "")
     text = file.text
     count = len(re.findall(variant.pattern, text, re.MULTILINE)) if text else 0
     match = re.search(variant.pattern, text, re.MULTILINE)
@@ -176,12 +178,9 @@ def _text_gate(gate: Gate, variant: Variant, file: FileState) -> Finding:
         return Finding(gate, variant, file, "native", line, shown, shown)
     if variant.kind == "listed" and count:
         return Finding(gate, variant, file, "closed", line, shown, "")
-    pristine = file.now == file.truth
     wanted = 0 if variant.kind == "absent" else variant.count
     found = f"{count} matches of {variant.pattern!r}"
-    return Finding(
-        gate, variant, file, "unknown" if pristine else "drifted", line, found, f"{wanted} matches"
-    )
+    return Finding(gate, variant, file, "unknown", line, found, f"{wanted} matches")
 
 
 @dataclass(frozen=True)

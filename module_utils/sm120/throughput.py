@@ -44,6 +44,7 @@ class Spec:
     goodput: dict[str, float]
     stall_seconds: float
     timeout_seconds: float
+    run: str = ""
 
     def requests(self, concurrency: int) -> int:
         return concurrency * self.requests_per_stream
@@ -111,12 +112,12 @@ def check_vocab(vocab_size: int | None, model_vocab_size: int | None) -> int:
 
 
 def prompts(spec: Spec, label: str, count: int) -> Iterator[list[int]]:
-    """Random token ids, the same for the same seed and label, different for every label.
+    """Random token ids, the same for the same seed, run and label, different for every label.
 
-    So no repeat meets its own prefixes in the server's cache.
+    So no repeat meets the prefixes of another in the server's cache; nor does another run with the same seed.
     """
     # Not cryptography: a seed that repeats a measurement is the point.
-    rng = random.Random(f"{spec.seed}/{label}")  # noqa: S311
+    rng = random.Random(f"{spec.seed}/{spec.run}/{label}")  # noqa: S311
     for _ in range(count):
         yield rng.choices(range(FIRST_TOKEN_ID, spec.vocab_size), k=spec.input_tokens)
 
@@ -213,7 +214,7 @@ def measure(spec: Spec, concurrency: int, outcome: Outcome) -> dict[str, Any]:
     if into and cached > CACHED_SHARE * into:
         figures["notes"].append(
             f"{cached} of {into} prompt tokens came from the server's cache: TTFT is too good. "
-            "Use another seed, or none"
+            "Use another run or seed, or none"
         )
     return figures
 

@@ -49,14 +49,20 @@ class Run:
                 found.append(told["res"])
         return found
 
-    def failures(self) -> list[str]:
-        """Messages of the tasks that failed and were not expected to."""
+    def _failed(self) -> list[dict[str, Any]]:
+        """What is told of the tasks that failed and were not expected to."""
         return [
-            str(event["event_data"]["res"].get("msg"))
+            event["event_data"]
             for event in self.events
             if event["event"] in ("runner_on_failed", "runner_on_unreachable")
             and not event["event_data"].get("ignore_errors")
         ]
+
+    def failures(self) -> list[str]:
+        return [str(told["res"].get("msg")) for told in self._failed()]
+
+    def failed_tasks(self) -> list[str]:
+        return [told["task"] for told in self._failed()]
 
     def tasks(self) -> list[str]:
         return [
@@ -67,11 +73,14 @@ class Run:
 class Host:
     """One lab host with its inventory: the demo's variables, another name, other ports."""
 
-    def __init__(self, name: str, ssh_port: int, server_port: int, folder: Path, baked: bool = True) -> None:
+    def __init__(
+        self, name: str, ssh_port: int, server_port: int, folder: Path, baked: bool = True, anew: bool = True
+    ) -> None:
         self.name, self.ssh_port, self.server_port, self.folder = name, ssh_port, server_port, folder
         self.runs = 0
         self.variables: dict[str, Any] = {}
-        self.lab("down", name)
+        if anew:
+            self.lab("down", name)
         self.lab("up", name, "--port", str(ssh_port), *(["--baked"] if baked else []))
         inventory = folder / "inventory"
         inventory.mkdir()

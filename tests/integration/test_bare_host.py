@@ -50,8 +50,12 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
         ("fp8-kv-dense-mla", "models/glm5.md"),
     ),
     "a toolkit's path with a colon": (
-        {"sglang_server_cuda_home": ":/usr/local/cuda"},
-        ("sglang_server_cuda_home", ":/usr/local/cuda"),
+        {"cuda_toolkit_path": ":/usr/local/cuda"},
+        ("cuda_toolkit_path", ":/usr/local/cuda"),
+    ),
+    "a second source of CUDA_HOME": (
+        {"sglang_server_instances": [{"instance": "chat", "extra_environment": {"CUDA_HOME": "/opt/cuda"}}]},
+        ("cuda_toolkit_path", "/opt/cuda"),
     ),
     "a set that is not for this device": (
         {"sglang_runtime_release": "0.5.20"},
@@ -117,5 +121,5 @@ def test_check_mode_before_anything_is_installed(host: Host) -> None:
 def test_revert_of_a_host_that_was_never_changed(host: Host) -> None:
     snapshot = host.snapshot()
     run = host.play("--tags", "revert", "--check")
-    assert run.changed == 0
+    assert (run.rc, run.changed, run.failures()) == (0, 0, []), run.stdout
     assert host.snapshot() == snapshot

@@ -158,6 +158,31 @@ def test_the_report_holds_what_was_measured(host: Host, deployed: Run) -> None:
     assert re.findall(r"""(?:src|href)=["'](?!#|data:)|url\((?!["']?(?:#|data:))|@import""", page) == []
 
 
+def test_a_missed_threshold_fails_the_play_with_the_figures(host: Host, deployed: Run) -> None:
+    thresholds = [
+        {"concurrency": 8, "figure": "output_tokens_per_second", "minimum": 1e6},
+        {"figure": "tpot_ms.mean", "maximum": 0.5e-3},
+        {"figure": "e2e_ms.p99", "maximum": 1e9},  # reached
+    ]
+    run = host.play(playbook="playbooks/verify.yml", sglang_verify_thresholds=thresholds)
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    assert run.failed_tasks() == ["Refuse figures beyond their thresholds"]
+    found = {rung["concurrency"]: rung for told in run.results("sglang_throughput") for rung in told["rungs"]}
+    rate = found[8]["output_tokens_per_second"]
+    reasons = [
+        f"main, concurrency 8: wanted output_tokens_per_second >= 1000000.0, found {rate}",
+        *(
+            f"main, concurrency {rung}: wanted tpot_ms.mean <= 0.0005, found {found[rung]['tpot_ms']['mean']}"
+            for rung in (1, 8)
+        ),
+    ]
+    (message,) = run.failures()
+    assert message.startswith(". ".join(reasons) + ". Look at ")
+    folder = max((host.folder / "artifacts/job").iterdir())
+    verdict = json.loads((folder / "run.json").read_text())["verdict"]
+    assert (verdict["bad"], verdict["reasons"]) == (True, reasons)
+
+
 def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: Host, deployed: Run) -> None:
     snapshot, started = host.snapshot(), host.started()
     run = host.play("--tags", "serve", sglang_server_extra_arguments={"no-such-argument": 1})
@@ -166,6 +191,17 @@ def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: H
     assert "unrecognized arguments: --no-such-argument" in run.failures()[0]
     assert (host.snapshot(), host.started()) == (snapshot, started)
     assert host.generates(KEY) == 4
+
+
+def test_a_preview_tells_a_restart(host: Host, deployed: Run) -> None:
+    snapshot, started = host.snapshot(), host.started()
+    run = host.play("--check", "--tags", "serve", sglang_server_max_running_requests=32)
+    assert run.rc == 0, run.stdout
+    told = [each["event_data"] for each in run.events if each["event"] == "runner_on_ok"]
+    changed = [each["task"] for each in told if each["res"].get("changed")]
+    assert "Stop sglang-main.service" in changed
+    assert "Would start sglang-main.service" in run.stdout
+    assert (host.snapshot(), host.started()) == (snapshot, started)
 
 
 def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> None:
@@ -182,10 +218,10 @@ def test_revert_is_previewed_and_changes_nothing(host: Host, deployed: Run) -> N
 
 def test_revert_refuses_company(host: Host, deployed: Run) -> None:
     snapshot = host.snapshot()
-    run = host.play("--tags", "gates,revert")
-    assert run.rc != 0
-    assert run.changed == 0
-    assert len(run.failures()) == 1
+    for tags in ("gates,revert", "never,gates", "never"):
+        run = host.play("--tags", tags)
+        assert (run.rc, run.changed) == (2, 0), run.stdout
+        assert run.failed_tasks() == ["Refuse to revert beside anything else"]
     assert host.snapshot() == snapshot
 
 
@@ -207,9 +243,17 @@ def test_revert(host: Host, before: Before, deployed: Run) -> None:
     assert (run.rc, run.changed) == (0, 0), run.stdout
     assert (host.snapshot(), host.started()) == (snapshot, started)
 
+    run = host.play("--tags", "revert", sglang_server_state_after_revert="stopped")
+    assert run.rc == 0, run.stdout
+    assert host.active() == "inactive"
+    assert host.sh("systemctl is-enabled sglang-main.service || true").strip() == "disabled"
+
 
 def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
-    """Applied again, over the reverted host: the gates open, and the second instance is another user's."""
+    """Applied again, over the reverted host: the gates open, and the second instance is another user's.
+
+    Users that were made here go with their homes when nothing runs as them; `main` stays who it is.
+    """
     marker = host.plant()
     ports = host.server_port, host.server_port + 1
     second = {"port": ports[1], "user": "sglang-b"}
@@ -232,8 +276,17 @@ def test_two_instances_and_a_new_name(host: Host, deployed: Run) -> None:
     assert not host.exists("/run/sglang-old")
     assert "sglang-old" not in host.sh("systemctl list-units --all --no-legend 'sglang-*'")
     assert host.execute("id sglang-b")[0] == 1
+    assert host.sh("ls /var/lib/sglang-sm120/users").split() == ["sglang", "sglang-c"]
     run = host.play(*tags, sglang_server_instances=both)
     assert (run.rc, run.changed) == (0, 0), run.stdout
+
+    both[1]["home"] = "/srv/moved"
+    run = host.play(*tags, sglang_server_instances=both)
+    assert run.rc == 0, run.stdout
+    assert host.generates(KEY, ports[1]) == 4
+    assert host.started() == started
+    assert host.sh("getent passwd sglang-c").split(":")[5] == "/srv/moved"
+    assert not host.exists("/var/lib/sglang-c")
 
 
 def test_teardown_leaves_nothing_and_all_of_it_comes_again(host: Host, before: Before, deployed: Run) -> None:

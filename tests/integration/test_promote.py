@@ -1,6 +1,7 @@
 """Promotion from end to end on a real server: a side "on" that is slower takes itself back.
 
-It is slower by an argument tried together with fusion: one request at a time, where eight are sent.
+It is slower by an argument tried together with fusion: one request at a time, where eight are sent. In the second case
+it does not start at all, for want of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hosts import ROOT, Host, Run
 SCHEMA = json.loads((ROOT / "docs/run.schema.json").read_text())
 ARGUMENTS = "/etc/sglang-sm120/main/arguments.yaml"
 MEASUREMENT = {
-    "sglang_promote_blocks": ["off", "on", "off"],
+    "sglang_promote_blocks": ["off", "on"],
     "sglang_promote_repeats": 5,
     "sglang_promote_concurrency": [8],
     "sglang_promote_requests_per_stream": 1,
@@ -70,8 +71,11 @@ def test_a_slower_side_is_switched_off_and_the_play_fails(host: Host, promoted: 
     assert host.generates() == 4
     verdict = json.loads(host.read("/var/lib/sglang-sm120/verdicts/main.json"))
     assert (verdict["verdict"], verdict["keep"]) == ("worse", False)
-    tried = [each for each in promoted.results("sglang_health") if each["status"] == "healthy"]
-    assert len(tried) >= len(MEASUREMENT["sglang_promote_blocks"])
+    # One strict look at each side, and one at what was decided.
+    looked = [each for each in promoted.results("sglang_health") if each["status"] == "healthy"]
+    assert len(looked) >= len(MEASUREMENT["sglang_promote_blocks"]) + 1
+    for side in ("off", "on"):
+        assert f"msg: 'fusion {side}, 8 streams: " in promoted.stdout
 
 
 def test_the_report_says_why(promoted: Run, told: tuple[dict[str, Any], Path]) -> None:
@@ -83,16 +87,46 @@ def test_the_report_says_why(promoted: Run, told: tuple[dict[str, Any], Path]) -
     rate = next(one for one in run["decision"]["comparisons"] if one["figure"] == "output_tokens_per_second")
     assert (rate["concurrency"], rate["verdict"]) == (8, "worse")
     assert rate["ratio_high"] < 1
-    for side, repeats in (("off", 10), ("on", 5)):
-        rungs = run["sides"][side]["rungs"]
-        assert sum(rung["repeats"] for rung in rungs) == repeats
-        assert {rung["valid"] for rung in rungs} == {True}
+    for side in ("off", "on"):
+        (rung,) = run["sides"][side]["rungs"]
+        assert (rung["repeats"], rung["valid"], rung["cached_tokens"]) == (5, True, 0)
+    assert (run["method"]["seed"], run["method"]["seed_given"]) == (1, True)
+    assert (run["system"]["os"][:6], run["system"]["gpus"]) == ("Debian", [])
+    assert run["system"]["versions"]["sglang"] == "0.5.9"
     answers = [run["sides"][side]["answers"] for side in ("off", "on")]
     assert [one["output_ids"] for one in answers[0]] == [one["output_ids"] for one in answers[1]]
     page = (folder / "report.html").read_text()
     assert [reason for reason in run["verdict"]["reasons"] if escape(reason) not in page] == []
     assert "/../" not in promoted.failures()[0]
     assert str(folder / "report.html") in promoted.failures()[0]
+
+
+def test_a_side_that_does_not_start_is_switched_off_and_the_play_fails(host: Host, promoted: Run) -> None:
+    artifacts = host.folder / "crashed"
+    run = host.play(
+        playbook="playbooks/promote.yml",
+        sglang_promote_again=True,
+        sglang_promote_repeats=1,  # a crash outweighs all figures
+        sglang_promote_concurrency=[1],
+        sglang_promote_on_arguments={"max-total-tokens": 1, "mem-fraction-static": 0.0001},
+        sglang_promote_artifacts_dir=str(artifacts),
+    )
+    assert run.rc == 2, run.stdout
+    assert "with the change on the server failed" in run.failures()[-1]
+    assert len(run.results("sglang_throughput")) == 1
+    arguments = host.read(ARGUMENTS)
+    assert "fusion" not in arguments
+    assert "max-total-tokens: 1\n" not in arguments
+    assert host.active() == "active"
+    assert host.generates() == 4
+    verdict = json.loads(host.read("/var/lib/sglang-sm120/verdicts/main.json"))
+    assert (verdict["verdict"], verdict["keep"]) == ("worse", False)
+    (folder,) = (artifacts / "promote").iterdir()
+    told = json.loads((folder / "run.json").read_text())
+    jsonschema.validate(told, SCHEMA)
+    assert told["verdict"]["bad"]
+    assert told["sides"]["on"] == {"rungs": [], "answers": []}
+    assert escape(told["verdict"]["reasons"][0]) in (folder / "report.html").read_text()
 
 
 def test_later_runs_keep_to_it(host: Host, promoted: Run) -> None:

@@ -24,17 +24,18 @@ class Play:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def variables(folder: Path) -> dict[str, str]:
+def variables(folder: Path) -> dict[str, Any]:
     """The role's variables for a host whose packages, state and cache lie in one folder."""
     return {
         "sm120_gates_sglang_root": str(folder / "site/sglang"),
         "sm120_gates_flashinfer_root": str(folder / "site/flashinfer"),
         "sm120_gates_state_dir": str(folder / "state"),
         "sm120_gates_cache_workspace_base": str(folder / "home"),
+        "sm120_gates_cache_users": [],  # this machine may have a user sglang
     }
 
 
-def play(folder: Path, hosts: dict[str, dict[str, str]], **environment: str) -> Play:
+def play(folder: Path, hosts: dict[str, dict[str, Any]], **environment: str) -> Play:
     """Run the role's entry point `entry` of each host. Each goes its own way: what is edited differs."""
     inventory, record = folder / "hosts.json", folder / "record.jsonl"
     common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 PROGRAM = Path(__file__).resolve().parents[2] / "roles" / "fusion_probe" / "files" / "program"
-sys.path[:0] = [str(PROGRAM), str(Path(__file__).resolve().parents[2] / "module_utils")]
+sys.path.insert(0, str(PROGRAM))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from rank import Rank, drive  # noqa: E402
-from sm120.probe_cases import split_tokens  # noqa: E402
+
+
+def split_tokens(tokens: int, ranks: int) -> list[tuple[int, int]]:
+    """(first token, count) that each rank reduces in the two-shot kernel: the first ranks get the rest."""
+    share, rest = divmod(tokens, ranks)
+    return [(r * share + min(r, rest), share + (1 if r < rest else 0)) for r in range(ranks)]
 
 
 class Emulated:

@@ -8,17 +8,23 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from sm120 import catalogue
+from sm120.editing import simulate
+from sm120.versions import Ranges
 
-# The guard drops statements of the stand-alone all-reduce on SM120 and leaves this kernel without a body. The
+# The guard drops statements of the stand-alone all-reduce on SM120 and leaves the lamport kernel without a body. The
 # fused kernel, which SGLang calls, never had it.
-GUARD, OPEN, OCCURRENCES = " && (__CUDA_ARCH__ < 1200))", ")", 13
+GUARDS = 13
 UNITS = {
-    "lamport": """
+    "stand_alone": """
 #include "flashinfer/comm/trtllm_allreduce.cuh"
-namespace ar = flashinfer::trtllm_allreduce::reduce_fusion;
-void* keep() {
-  return (void*)ar::lamport_style_one_shot_all_reduce_norm_kernel<8, __nv_bfloat16, 8, false, true, true>;
-}
+namespace ar = flashinfer::trtllm_allreduce;
+void* keep[] = {
+  (void*)ar::oneShotAllReduceKernel<__nv_bfloat16, 8>,
+  (void*)ar::twoShotAllReduceKernel<__nv_bfloat16, 8>,
+  (void*)ar::reduce_fusion::rms_norm_kernel<__nv_bfloat16, false, true, true, false>,
+  (void*)ar::reduce_fusion::lamport_style_one_shot_all_reduce_norm_kernel<8, __nv_bfloat16, 8, false, true, true>,
+};
 """,
     "fused": """
 #include "flashinfer/comm/trtllm_allreduce_fusion.cuh"
@@ -32,7 +38,10 @@ template cudaError_t ar::allreduce_fusion_kernel_launcher<
 
 @pytest.fixture(scope="module")
 def headers(flashinfer_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Include folders, {opened: path}."""
+    """Include folders, {opened: path}: as delivered, and as the catalogue's edit leaves it."""
+    (gate,) = (each for each in catalogue.GATES if each.id == "fusion.header_guard")
+    variant = catalogue.variant_for(gate, flashinfer_wheel.name.split("-")[1], Ranges())
+    assert variant is not None
     found = {}
     for opened in (False, True):
         folder = tmp_path_factory.mktemp("opened" if opened else "closed")
@@ -42,11 +51,12 @@ def headers(flashinfer_wheel: Path, tmp_path_factory: pytest.TempPathFactory) ->
                 folder,
                 [n for n in names if n.startswith(("flashinfer/data/include", "flashinfer/data/spdlog"))],
             )
-        header = folder / "flashinfer/data/include/flashinfer/comm/trtllm_allreduce.cuh"
-        text = header.read_text()
-        assert text.count(GUARD) == OCCURRENCES
+        header = folder / variant.path
+        delivered = header.read_bytes()
+        assert delivered.count(b"__CUDA_ARCH__ < 1200") == GUARDS
         if opened:
-            header.write_text(text.replace(GUARD, OPEN))
+            header.write_bytes(simulate(delivered, catalogue.records(gate, variant)))
+            assert header.read_bytes().count(b"__CUDA_ARCH__ < 1200") == 0
         found[opened] = folder / "flashinfer" / "data"
     return found
 
@@ -83,9 +93,9 @@ def compile_unit(nvcc: str, data: Path, unit: str, arch: str, folder: Path) -> d
 @pytest.mark.parametrize(
     ("unit", "arch", "opened", "wanted"),
     [
-        ("lamport", "120a", False, {"kernels": 1, "wait": 0, "launch": 0, "cluster": 0}),
-        ("lamport", "120a", True, {"kernels": 1, "wait": 1, "launch": 1, "cluster": 4}),
-        ("lamport", "90a", False, {"kernels": 1, "wait": 1, "launch": 1, "cluster": 4}),
+        ("stand_alone", "120a", False, {"kernels": 4, "wait": 0, "launch": 0, "cluster": 0}),
+        ("stand_alone", "120a", True, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 4}),
+        ("stand_alone", "90a", False, {"kernels": 4, "wait": 4, "launch": 4, "cluster": 4}),
         pytest.param(
             *("fused", "120a", False, {"kernels": 3, "wait": 3, "launch": 3, "cluster": 40}),
             marks=pytest.mark.long,

@@ -69,6 +69,16 @@ def test_right_numbers_pass_at_every_size(tmp_path: Path, torch_python: str, ran
         assert case["bias"] < 1
 
 
+def test_every_pipeline_stage_computes(tmp_path: Path, torch_python: str) -> None:
+    report = run(tmp_path, torch_python, 2, groups=2, tokens=(17,), modes=("auto",), dtypes=("bf16",))
+    assert report["failure"] is None
+    assert [group["name"] for group in report["processes"]] == ["compute-group0", "compute-group1"]
+    assert [(case["name"], case["ok"]) for case in report["cases"]] == [
+        ("eager hidden=2048 tokens=17 bf16 auto", True)
+    ] * 2
+    assert len({pid for group in report["processes"] for pid in group["pids"]}) == 4
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=LONG), pytest.param(8, marks=LONG)])
 @pytest.mark.parametrize(
     ("fault", "words"), [("wrong_scale", "input counted 1.02"), ("missing_residual", "the residual counted")]

@@ -1,6 +1,6 @@
 """Make a folder of wheels with the names and versions of a lock, and nothing in them: real installers install them.
 
-Arguments: the lock, the folder. A few packages get modules that the role imports.
+Arguments: the lock, the folder. A few packages get modules that the role imports, or files that two of them share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ MODULES = {
     "torch": {"torch/__init__.py": ""},
     "transformers": {"transformers/__init__.py": ""},
     "flashinfer-python": {"flashinfer/__init__.py": ""},
-    "sglang-kernel": {"sgl_kernel/__init__.py": ""},
+    # One name after the other for the same module, and one library of two CUDA releases: the last one installed wins.
+    "sgl-kernel": {"sgl_kernel/__init__.py": "", "sgl_kernel/of": "sgl-kernel"},
+    "sglang-kernel": {"sgl_kernel/__init__.py": "", "sgl_kernel/of": "sglang-kernel"},
+    "nvidia-cudnn-cu12": {"nvidia/cudnn/lib/of": "nvidia-cudnn-cu12"},
+    "nvidia-cudnn-cu13": {"nvidia/cudnn/lib/of": "nvidia-cudnn-cu13"},
     "sglang": {"sglang/__init__.py": "", "sglang/srt/__init__.py": "", "sglang/srt/server_args.py": ""},
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ansible.module_utils
@@ -56,3 +58,15 @@ def self_signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     return certificate, key
+
+
+@pytest.fixture
+def lookup() -> ModuleType:
+    """The lookup plugin that tells who runs this and whether a lock's holder is dead."""
+    path = ROOT / "roles/sm120_gates/lookup_plugins/sm120_gates_operator.py"
+    spec = importlib.util.spec_from_file_location("sm120_gates_operator", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

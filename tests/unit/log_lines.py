@@ -37,6 +37,25 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("fusion.disabled", ("[x] FlashInfer allreduce fusion is forcibly disabled by --enforce-disable",)),
+    ("fusion.disabled", ("[x TP0] FlashInfer comm not available, skipping workspace initialization",)),
+    (
+        "fusion.disabled",
+        ("[x] Disable --enable-flashinfer-allreduce-fusion because deterministic inference is enabled.",),
+    ),
+    (
+        "fusion.disabled",
+        ("[x] Disable --flashinfer-allreduce-fusion-backend because deterministic inference is enabled.",),
+    ),
+    # 0.5.9, 0.5.10 to 0.5.13.post1, 0.5.14 and later.
+    ("fusion.active", ("[x TP0] FlashInfer workspace initialized for rank 0, world_size 8",)),
+    ("fusion.active", ("[x TP0] FlashInfer workspace initialized for rank 0, world_size 2, backend trtllm",)),
+    (
+        "fusion.active",
+        (
+            "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
+            "world_size=2, max_token_num=2048, hidden_dim=4096",
+        ),
+    ),
     ("fusion.disabled", ("flashinfer.comm allreduce_fusion API is not available, falling back to standard",)),
     (
         "kernel.no_image",
@@ -294,6 +313,100 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",),
     ),
     ("driver.no_gpu", ("RuntimeError: No CUDA GPUs are available",)),
+    # Each alternative of an expression once more: one that its needle or the triggers keep out is never found.
+    (
+        "model.token_outside_vocabulary",
+        (
+            "aten/src/ATen/native/cuda/IndexKernelUtils.cu:16: vectorized_gather_kernel: block: [0,0,0], thread: "
+            '[1,0,0] Assertion `ind >=0 && ind < size && "vectorized gather kernel index out of bounds"` failed.',
+        ),
+    ),
+    (
+        "model.token_outside_vocabulary",
+        (
+            "aten/src/ATen/native/cuda/Indexing.cu:1553: indexSelectLargeIndex: block: [1,0,0], thread: [0,0,0] "
+            "Assertion `srcIndex < srcSelectDimSize` failed.",
+        ),
+    ),
+    (
+        "model.sampling_assert",
+        (
+            "aten/src/ATen/native/cuda/TensorCompare.cu:112: _assert_async_cuda_kernel: block: [0,0,0], thread: "
+            "[0,0,0] Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.",
+        ),
+    ),
+    (
+        "communication.rendezvous",
+        (
+            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+            "(10.0.0.1, 20000).",
+        ),
+    ),
+    ("memory.oom_at_load", (LOAD, "RuntimeError: CUDA error: cudaErrorMemoryAllocation")),
+    ("toolchain.no_ninja", ("/bin/sh: 1: ninja: not found",)),
+    ("toolchain.no_ninja", ("RuntimeError: Ninja is required to load C++ extensions (ninja is required)",)),
+    ("toolchain.no_ninja", ("ModuleNotFoundError: No module named 'ninja'",)),
+    (
+        "toolchain.no_nvcc",
+        ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",),
+    ),
+    ("toolchain.no_nvcc", ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",)),
+    (
+        "toolchain.no_nvcc",
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",),
+    ),
+    ("toolchain.no_cuda_home", ("RuntimeError: CUDA_HOME=/usr/local/cuda-12.9 does not exist",)),
+    ("toolchain.no_header", ('k.cu(3): catastrophic error: cannot open source file "cuda_runtime.h"',)),
+    (
+        "toolchain.no_compiler",
+        ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",),
+    ),
+    (
+        "toolchain.no_compiler",
+        ("gcc: fatal error: cannot execute 'cc1plus': execvp: No such file or directory",),
+    ),
+    ("toolchain.no_compiler", ("/bin/sh: 1: c++: not found",)),
+    ("toolchain.no_libcuda", ("/usr/bin/ld: cannot find -lcuda: No such file or directory",)),
+    (
+        "toolchain.no_libcuda",
+        ("OSError: libcuda.so.1: cannot open shared object file: No such file or directory",),
+    ),
+    ("toolchain.no_libcuda", ("AssertionError: libcuda.so cannot found!",)),
+    (
+        "packages.too_old",
+        (
+            "Exception: flashinfer_python with minimum required version 0.6.3 is not installed. Please install it",
+        ),
+    ),
+    (
+        "packages.abi",
+        ("python: symbol lookup error: /v/sgl_kernel/common_ops.abi3.so: undefined symbol: _ZN3c10",),
+    ),
+    (
+        "packages.missing_library",
+        ("OSError: libcudnn.so.9: cannot open shared object file: No such file or directory",),
+    ),
+    ("packages.missing_module", ("[x TP0] Import failed: ModuleNotFoundError: No module named 'xgrammar'",)),
+    ("process.rank_gave_up", ("ConnectionResetError: [Errno 104] Connection reset by peer",)),
+    ("process.rank_gave_up", ("BrokenPipeError: [Errno 32] Broken pipe",)),
+    (
+        "process.rank_gave_up",
+        ("RuntimeError: [../third_party/gloo] Connection closed by peer [127.0.0.1]:20",),
+    ),
+    ("network.port_in_use", ("torch.distributed.DistNetworkError: bind failed (errno: 98, EADDRINUSE)",)),
+    ("network.port_in_use", ("RuntimeError: the server socket has failed to bind: address already in use",)),
+    ("network.port_in_use", ("ValueError: port 30000 is not available",)),
+    ("network.address", ("OSError: Cannot assign requested address",)),
+    ("host.permission", ("OSError: [Errno 13] '/srv/models/default'",)),
+    ("host.read_only", ("OSError: Read-only file system: '/home/sglang/.cache'",)),
+    ("host.too_many_files", ("OSError: Too many open files",)),
+    ("host.threads", ("RuntimeError: can't start new thread",)),
+    ("host.threads", ("libgomp: Thread creation failed: Resource temporarily unavailable",)),
+    (
+        "host.threads",
+        ("terminate: std::system_error: Resource temporarily unavailable (thread constructor)",),
+    ),
+    ("systemd.exec", ("sglang-main.service: Main process exited, code=exited, status=203/EXEC",)),
 )
 
 KERNEL_LINES: tuple[tuple[str, str], ...] = (
@@ -348,8 +461,6 @@ HARMLESS = (
     '[x] INFO:     127.0.0.1:5 - "POST /generate HTTP/1.1" 200 OK',
     '[x] INFO:     127.0.0.1:5 - "GET /error_report HTTP/1.1" 404 Not Found',
     "[x] Memory pool end. avail mem=7.53 GB",
-    "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, "
-    "world_size=2",
     "[x] Auto-enabling FlashInfer AllReduce Fusion on SM90/SM10X for GlmMoeDsaForCausalLM",
     "h:1:2 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to SYS",
     "[x] Setting error_count=0, failed_requests=0, timeout=20",

@@ -7,8 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import apt_packages as module
 import pytest
-from ansible.module_utils.sm120.apt_packages import Asked, Record, Refused, Undone, install, remove, too_full
+from ansible.module_utils.sm120.apt_packages import (
+    Asked,
+    Failed,
+    Record,
+    Refused,
+    Undone,
+    install,
+    remove,
+    too_full,
+)
 from ansible.module_utils.sm120.apt_state import (
     Package,
     Simulation,
@@ -18,6 +28,7 @@ from ansible.module_utils.sm120.apt_state import (
     refusal,
     to_purge,
 )
+from conftest import RunModule
 
 UNMET = """Reading package lists...
 Some packages could not be installed. This may mean that you have
@@ -238,6 +249,41 @@ def test_a_failed_installation_is_purged(apt: Apt, asked: Callable[..., Asked]) 
         install(apt, ask)
     assert apt.state == before
     assert not ask.record.exists()
+
+
+def no_purge(apt: Apt) -> Callable[[list[str]], tuple[int, str]]:
+    """An apt whose purge fails when it is not a simulation."""
+    return lambda argv: (
+        (100, "E: dpkg was interrupted\n") if "purge" in argv and "-s" not in argv else apt(argv)
+    )
+
+
+def test_a_failed_installation_that_cannot_be_purged_does_not_pass_for_taken_back(
+    apt: Apt, asked: Callable[..., Asked]
+) -> None:
+    apt.failing = {"modules"}
+    ask = asked("driver", "modules")
+    with pytest.raises(Failed, match=r"modules.*taking .*library.* back failed: E: dpkg was interrupted"):
+        install(no_purge(apt), ask)
+    assert "library" in apt.state
+    assert "library" in json.loads(ask.record.read_text())["installed"]
+
+
+def test_a_removal_that_fails_holds_again_what_is_left(
+    apt: Apt, asked: Callable[..., Asked], run_module: RunModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = asked("driver")
+    install(apt, ask)
+    before = dict(apt.state)
+    with pytest.raises(Failed, match="interrupted"):
+        remove(no_purge(apt), ask)
+    assert (apt.state, apt.state["driver"].want) == (before, "hold")
+    monkeypatch.setattr(module, "run_apt", no_purge(apt))
+    code, told = run_module(module.main, record=str(ask.record), state="absent")
+    assert (code, told["undone"], told["left"]) == (1, False, True)
+    assert "taken back" not in told["msg"]
+    assert str(ask.record) in told["msg"]
+    assert remove(apt, ask).changed is True
 
 
 @pytest.mark.parametrize(("names", "why"), [(("nothere",), "nothere"), (("driver",), "MiB free")])

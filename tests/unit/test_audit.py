@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,6 +25,18 @@ class Audit:
     rc: int
     told: dict[str, dict[str, Any]]
     message: dict[str, str]
+    table: dict[str, list[str]]
+
+    def ids(self, host: str) -> set[str]:
+        return {gate["id"] for gate in self.told[host]["gates"]}
+
+    def after(self, host: str, gate: str) -> list[str]:
+        """The lines of the table about a gate: its own, and those that are indented beneath it."""
+        lines = self.table[host]
+        first = next(number for number, line in enumerate(lines) if line.split()[1:2] == [gate])
+        rest = lines[first + 1 :]
+        beneath = next(number for number, line in enumerate(rest) if not line.startswith(" "))
+        return [lines[first], *(line.strip() for line in rest[:beneath])]
 
 
 @pytest.fixture
@@ -75,6 +88,11 @@ def audit(folder: Path, *gates: Gates) -> Audit:
             for event in events
             if event["event"] == "runner_on_failed"
         },
+        {
+            event["event_data"]["host"]: event["event_data"]["res"]["msg"]
+            for event in events
+            if event["event"] == "runner_on_ok" and event["event_data"]["task"] == "Show the table"
+        },
     )
 
 
@@ -91,6 +109,32 @@ def test_pristine_and_fully_open_pass(hosts: Callable[[str], Gates], tmp_path: P
         assert (told["consistent"], told["crossed"], told["problems"]) == (True, [], [])
         assert {gate["id"] for gate in told["gates"]} >= GATE_IDS
 
+    # The table: layer, gate, state, file:line as they are on the disk, what would change and why.
+    path = pristine.site / "sglang/srt/layers/communicator.py"
+    lines = path.read_text().splitlines()
+    closed = "        (_is_sm90_supported or _is_sm100_supported)"
+    opens = "(_is_sm90_supported or _is_sm100_supported or _is_sm120_supported)"
+    head, why, now, to = seen.after("pristine", "fusion.runtime")
+    assert head.split() == ["runtime", "fusion.runtime", "closed", f"{path}:{lines.index(closed) + 1}"]
+    assert why == "why: the predicate asked in every layer answers yes on SM90 and SM100 only"
+    assert now.split(":", 1)[1].strip() == closed.strip()
+    assert to.split(":", 1)[1].strip() == opens
+    for name, state in (("pristine", "closed"), ("opened", "open")):
+        table = seen.table[name]
+        assert table[0].startswith(f"{name}: flashinfer 0.6.3, sglang 0.5.9; digest ")
+        assert table[1].split() == ["layer", "gate", "state", "where"]
+        rows = [line.split() for line in table if line.split()[1:2] and line.split()[1] in seen.ids(name)]
+        assert [row[1] for row in rows] == [gate["id"] for gate in seen.told[name]["gates"]]
+        for row, gate in zip(rows, seen.told[name]["gates"], strict=True):
+            where = f"{gate['path']}:{gate['line']}" if gate["line"] else gate["path"]
+            assert row == [gate["layer"], gate["id"], gate["state"], where]
+        assert f"features: allreduce_fusion {state}, moe_autotune {state}; layers agree" in table
+    (opened_head,) = seen.after("opened", "fusion.runtime")
+    number = int(opened_head.rpartition(":")[2])
+    assert (opened.site / "sglang/srt/layers/communicator.py").read_text().splitlines()[
+        number - 1
+    ].strip() == opens
+
 
 def test_drift_and_layers_that_do_not_agree_fail(
     hosts: Callable[[str], Gates], make_site: Any, tmp_path: Path
@@ -98,6 +142,7 @@ def test_drift_and_layers_that_do_not_agree_fail(
     """A line too many; FlashInfer installed anew beneath an opened SGLang, which is the crash of old; and SGLang."""
     drifted, kernels, callers = hosts("drifted"), hosts("kernels"), hosts("callers")
     path = drifted.site / "sglang/srt/layers/communicator.py"
+    truth = hashlib.sha256(path.read_bytes()).hexdigest()
     path.write_text(path.read_text() + "# a note\n")
     for gates, anew in ((kernels, (None, "0.6.3")), (callers, ("0.5.9", None))):
         gates.apply()
@@ -111,6 +156,13 @@ def test_drift_and_layers_that_do_not_agree_fail(
     assert [gate for gate, state in states.items() if state == "drifted"] == ["fusion.runtime"]
     assert str(path) in seen.message["drifted"]
     assert "--force-reinstall --no-deps sglang==0.5.9" in seen.message["drifted"]
+
+    head, why, expected, found = seen.after("drifted", "fusion.runtime")
+    assert head.split() == ["runtime", "fusion.runtime", "drifted", str(path)]
+    assert why.startswith("why: ")
+    assert expected == f"expected: {truth}"
+    assert found == f"found:    {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert any(line.endswith("layers DO NOT AGREE") for line in seen.table["kernels"])
 
     (jit,) = (each for each in seen.told["kernels"]["crossed"] if each["closed"] == ["fusion.jit"])
     assert {"fusion.runtime", "fusion.auto_enable"} <= set(jit["open"])

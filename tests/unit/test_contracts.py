@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -131,3 +132,29 @@ def test_a_result_does_not_take_the_place_of_a_variable(folder: Path) -> None:
         for name in re.findall(r"^\s+register: (\w+)$", path.read_text(), re.MULTILINE)
     }
     assert registered & variables == set()
+
+
+# Those that somebody else ends: the role's async task, the probe's own limit, the unit's own limit.
+ENDED_BY_OTHERS = {
+    "module_utils/sm120/apt_packages.py",
+    "roles/fusion_probe/files/program/build.py",
+    "roles/sglang_server/files/stop.py",
+}
+
+
+def test_no_program_is_waited_for_without_end() -> None:
+    places = [
+        path
+        for pattern in ("library/*.py", "module_utils/**/*.py", "roles/*/files/**/*.py")
+        for path in ROOT.glob(pattern)
+    ]
+    endless = {
+        str(path.relative_to(ROOT))
+        for path in places
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and re.fullmatch(r"subprocess\.(run|call|check_call|check_output)", ast.unparse(call.func))
+        and not any(given.arg == "timeout" for given in call.keywords)
+    }
+    assert len(places) > 100
+    assert endless - ENDED_BY_OTHERS == set()

@@ -118,3 +118,14 @@ def test_packages_of_the_method_apt_are_asked_of_dpkg(venv: Path, tmp_path: Path
     found = ask("look", venv, method="apt", path=home, names=["dpkg", "cuda-nvcc-0-0"])
     assert (found["home"], found["links"]) == (home, [])
     assert found["wrong"] == {"cuda-nvcc-0-0": ""}
+
+
+def test_a_compiler_that_hangs_is_none_that_can_be_used(venv: Path) -> None:
+    nvcc = venv / "lib/python3.11/site-packages/nvidia/cu13/bin/nvcc"
+    nvcc.write_text("#!/bin/sh\nexec sleep 60\n")
+    script = venv / "toolkit.py"
+    script.write_text(SCRIPT.read_text().replace("TOOL_SECONDS = 120", "TOOL_SECONDS = 1"))
+    asked = {"method": "pip", "venv": str(venv), "path": "", "folder": "cu13", "packages": {}, "names": []}
+    command = [sys.executable, "-I", str(script), "look", json.dumps(asked)]
+    told = json.loads(subprocess.check_output(command, text=True, timeout=30))
+    assert (told["nvcc"], told["architectures"]) == ("", [])

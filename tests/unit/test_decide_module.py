@@ -49,3 +49,11 @@ def test_rules_that_cannot_be_are_refused(run_module: RunModule) -> None:
     code, told = run_module(sglang_decide.main, side_off=side(1), side_on=side(1), min_repeats=1)
     assert code == 1
     assert "min_repeats" in told["msg"]
+
+
+@pytest.mark.parametrize("answers", [None, "none"])
+def test_a_side_without_answers_is_named(run_module: RunModule, answers: Any) -> None:
+    other = {"rungs": side(1)["rungs"]} | ({"answers": answers} if answers else {})
+    code, told = run_module(sglang_decide.main, side_off=side(1), side_on=other)
+    assert code == 1
+    assert "side_on: wanted answers" in told["msg"]

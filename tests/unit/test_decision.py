@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.sm120.decision import Rules, compare, decide, ratio_interval
-from ansible.module_utils.sm120.outputs import Answer, answer_of, difference
+from ansible.module_utils.sm120.outputs import Answer, Parting, answer_of, difference
 
 # Recorded repeats of a real server (output tok/s at one concurrency) and what was made of them.
 STEADY = [3740.0, 3712.0, 3755.0, 3731.0, 3748.0]
@@ -60,6 +60,20 @@ def test_an_invalid_rung_decides_nothing() -> None:
 def test_no_tokens_is_invalid_and_not_a_division_by_zero() -> None:
     assert decide([rung(STEADY)], [rung([0.0] * 5)]).verdict == "invalid"
     assert decide([rung([0.0] * 5)], [rung(STEADY)]).verdict == "invalid"
+
+
+@pytest.mark.parametrize("zero", ["off", "on", "both", "one repeat"])
+def test_a_latency_of_zero_was_not_measured_and_divides_nothing(zero: str) -> None:
+    off, on = rung(STEADY), rung(FIVE_PER_CENT_MORE)
+    for side in ("off", "on"):
+        for repeat in (off if side == "off" else on)["series"][: 1 if zero == "one repeat" else None]:
+            if zero in (side, "both", "one repeat"):
+                repeat["tpot_ms_p50"] = 0.0
+    got = decide([off], [on])
+    assert (got.verdict, got.keep) == ("better", True)
+    figures = [one.figure for one in got.comparisons]
+    assert ("tpot_ms_p50" in figures) is (zero == "one repeat")
+    json.dumps(got.as_dict(), allow_nan=False)
 
 
 def test_rungs_must_be_the_same() -> None:
@@ -151,23 +165,80 @@ TIE = Answer((1, 2, 3), (((-0.1, 1), (-4.0, 9)), ((-0.70, 2), (-0.75, 9)), ((-0.
 
 
 @pytest.mark.parametrize(
-    ("off", "on", "differs"),
+    ("off", "on", "differs", "explained"),
     [
-        (SURE, Answer((1, 2, 3)), False),
-        (SURE, Answer((1, 9, 5)), True),  # the model was sure, and another token came
-        (TIE, Answer((1, 9, 5)), False),  # a tie: what follows may be anything
-        (TIE, Answer((1, 8, 3)), True),  # not among the candidates
-        (SURE, Answer((1, 2)), True),  # cut short
-        (Answer((1, 2, 3)), Answer((1, 9, 3)), True),  # no candidates known: no excuse
+        (SURE, Answer((1, 2, 3)), False, []),
+        (SURE, Answer((1, 9, 5)), True, []),  # the model was sure, and another token came
+        (TIE, Answer((1, 9, 5)), False, [Parting(1, 2)]),  # a tie: what follows may be anything
+        (TIE, Answer((1, 8, 3)), True, []),  # not among the candidates
+        (SURE, Answer((1, 2)), True, []),  # cut short
+        (Answer((1, 2, 3)), Answer((1, 9, 3)), True, []),  # no candidates known: no excuse
     ],
 )
-def test_greedy_answers_are_equal_or_explained(off: Answer, on: Answer, differs: bool) -> None:
-    assert (difference([off], [on]) is not None) is differs
+def test_greedy_answers_are_equal_or_explained(
+    off: Answer, on: Answer, differs: bool, explained: list[Parting]
+) -> None:
+    wrong, partings = difference([off], [on])
+    assert ((wrong is not None), partings) == (differs, explained)
 
 
 def test_answers_must_be_as_many() -> None:
-    assert difference([SURE], []) is not None
-    assert difference([], []) is not None
+    assert difference([SURE], [])[0] is not None
+    assert difference([], [])[0] is not None
+
+
+def test_a_parting_that_is_explained_is_told_with_every_verdict() -> None:
+    _, partings = difference([SURE, TIE], [Answer((1, 2, 3)), Answer((1, 9, 5))])
+    for on, verdict in (
+        (FIVE_PER_CENT_MORE, "better"),
+        (STORY_SECOND_ATTEMPT, "worse"),
+        (STEADY[:4], "too few repeats"),
+    ):
+        got = decide([rung(STEADY)], [rung(on)], explained=partings)
+        assert got.verdict == verdict
+        assert "at a tie" in got.reasons[-1]
+        assert "prompt 2 from token 2 on" in got.reasons[-1]
+        assert got.as_dict()["explained"] == ({"prompt": 2, "token": 2},)
+    assert decide([rung(STEADY)], [rung(STEADY)]).explained == ()
+
+
+def powered(rates: list[float], watts: float) -> dict[str, Any]:
+    told = rung(rates)
+    for repeat in told["series"]:
+        repeat["power_watts"] = watts
+    return told
+
+
+@pytest.mark.parametrize(
+    ("watts", "verdict", "said"),
+    [
+        (1000.0, "within noise", "tokens per joule do not differ beyond noise"),
+        (1250.0, "worse", "tokens_per_joule 3.74 -> 2.992 (-20.0%"),
+        (800.0, "better", "tokens_per_joule 3.74 -> 4.675 (+25.0%"),
+    ],
+)
+def test_the_energy_of_a_token_is_told_and_decides_nothing(watts: float, verdict: str, said: str) -> None:
+    got = decide([powered(STEADY, 1000.0)], [powered(STEADY, watts)])
+    (one,) = [each for each in got.comparisons if each.figure == "tokens_per_joule"]
+    assert one.verdict == verdict
+    assert (got.verdict, got.keep, got.failed) == ("within noise", False, False)
+    assert said in got.reasons[-1]
+    assert "for information" in got.reasons[-1]
+    both = decide([powered(STEADY, 1000.0)], [powered(FIVE_PER_CENT_MORE, watts)])
+    assert both.verdict == "better"
+
+
+def test_without_power_nothing_is_said_about_it() -> None:
+    got = decide([rung(STEADY)], [rung(STEADY)])
+    assert [each.figure for each in got.comparisons] == [
+        "output_tokens_per_second",
+        "ttft_ms_p50",
+        "tpot_ms_p50",
+    ]
+    assert not any("power" in reason for reason in got.reasons)
+    # One side alone compares with nothing.
+    got = decide([powered(STEADY, 1000.0)], [rung(STEADY)])
+    assert "tokens_per_joule" not in [each.figure for each in got.comparisons]
 
 
 def test_answers_are_read_from_generate() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
+from ansible.module_utils.sm120 import signatures_packages, signatures_process
 from ansible.module_utils.sm120.diagnosis import Scanner
 from ansible.module_utils.sm120.diagnosis_catalogue import KERNEL, SERVER, kernel_scanner, server_scanner
-from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, WARNING, Signature
+from ansible.module_utils.sm120.signature import CAUSE, CONSEQUENCE, NOTE, WARNING, Signature
 from log_lines import HARMLESS, KERNEL_LINES, SERVER_LINES
 from story import STORY
 
@@ -167,6 +169,33 @@ def test_the_lines_cover_the_catalogue() -> None:
     assert all_of_them - shown == set()
 
 
+def alternatives(pattern: str) -> list[str]:
+    """What stands between the bars of an expression that are in no group or set."""
+    found, depth, inside = [""], 0, False
+    for part in re.findall(r"\\.|.", pattern):
+        inside = part == "[" or (inside and part != "]")
+        depth += {"(": 1, ")": -1}.get("" if inside else part, 0)
+        if part == "|" and not depth and not inside:
+            found.append("")
+        else:
+            found[-1] += part
+    return found
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [one for one in (*signatures_packages.SIGNATURES, *signatures_process.SIGNATURES) if one.pattern],
+    ids=lambda s: s.name,
+)
+def test_every_alternative_has_a_line_that_is_found(signature: Signature) -> None:
+    assert signature.pattern is not None
+    whole = signature.pattern.pattern.decode()
+    flags = "(?i)" if whole.startswith("(?i)") else ""
+    lines = [lines[-1] for name, lines in SERVER_LINES if name == signature.name]
+    parts = alternatives(whole.removeprefix(flags))
+    assert [one for one in parts if not any(re.search(flags + one, line) for line in lines)] == []
+
+
 @pytest.mark.parametrize("line", HARMLESS)
 def test_harmless_lines_are_nothing(line: str) -> None:
     assert scan(f"{line}\n").findings == {}
@@ -179,7 +208,7 @@ def test_harmless_lines_are_nothing(line: str) -> None:
 def test_every_signature_can_be_found_and_helps(signature: Signature) -> None:
     assert len(signature.meaning) > 20
     assert len(signature.advice) > 15
-    assert signature.role in (CAUSE, CONSEQUENCE, WARNING)
+    assert signature.role in (CAUSE, CONSEQUENCE, WARNING, NOTE)
     # The same name must always say the same.
     same = [one for one in (*SERVER, *KERNEL) if one.name == signature.name]
     assert len({(one.role, one.meaning, one.advice) for one in same}) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import flashinfer_cache
 import pytest
+from ansible.module_utils.sm120 import jit_cache
 from conftest import RunModule
 
 MARKER = "0.6.3/120a/cached_ops/trtllm_comm/trtllm_comm.so"
@@ -143,3 +144,14 @@ input()
     assert str(child.pid) in answer["msg"]
     assert (cache / MARKER).exists()
     assert purge(run_module, home=str(tmp_path))["changed"]
+
+
+def test_a_descriptor_that_closes_meanwhile_hides_no_other(tmp_path: Path) -> None:
+    cache = fill(tmp_path, MARKER)
+    handles = tmp_path / "proc/42/fd"  # and no comm: the process is gone before it is asked for
+    handles.mkdir(parents=True)
+    for number in range(5):
+        (handles / f"{number}").touch()  # what readlink fails on, as it does on a closed one
+    (handles / "5").symlink_to(cache / MARKER)
+    busy = jit_cache.users_of(cache, tmp_path / "proc")
+    assert busy == [{"pid": 42, "command": "gone by now", "path": str(cache / MARKER)}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import fusion_probe
 import pytest
 import yaml
+from ansible.module_utils.sm120 import probe as probe_module
+from ansible.module_utils.sm120.probe_report import PLAY
 
 ROOT = Path(__file__).resolve().parents[2]
 RunModule = Callable[..., tuple[int, dict[str, Any]]]
@@ -40,6 +43,18 @@ if (home / "closed").exists():
 say(t="end", stage="jit", library=str(home / "library.so"))
 say(t="done")
 """
+RANK = """
+import json, os, sys
+from pathlib import Path
+config = json.load(sys.stdin)
+say = lambda **k: print(json.dumps(k), flush=True)
+with (Path(os.environ["HOME"]) / "seen").open("a") as sink:
+    sink.write(sys.argv[1] + " of " + os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+for stage in config["stages"]:
+    say(t="begin", stage=stage)
+    say(t="end", stage=stage)
+say(t="done")
+"""
 
 
 @pytest.fixture
@@ -63,6 +78,18 @@ def probe(tmp_path: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch
     return run
 
 
+def with_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> str:
+    """A PATH whose nvidia-smi shows so many."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    rows = "".join(f"echo '{i}, GPU-{i}, NVIDIA X, 580.1, 0, 97887'\n" for i in range(count))
+    tool.write_text("#!/bin/sh\n" + rows)
+    tool.chmod(0o755)
+    path = f"{tool.parent}:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    return path
+
+
 def runs(folder: Path) -> int:
     path = folder / "home" / "runs"
     return path.read_text().count("run") if path.exists() else 0
@@ -82,8 +109,14 @@ def test_without_gpus_the_build_runs_and_the_rest_is_not_run(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "verdict", "cause"),
-    [(1, 0, "compiled", None), (4, 1, "compiled", None), (2, 4, "failed", "ranks"), (6, 0, None, None)],
+    ("gpus", "ranks", "groups", "verdict", "cause"),
+    [
+        (1, 0, 1, "compiled", None),
+        (4, 1, 1, "compiled", None),
+        (2, 4, 1, "failed", "ranks"),
+        (4, 2, 3, "failed", "ranks"),
+        (6, 0, 1, None, None),
+    ],
 )
 def test_ranks_that_this_host_cannot_have(
     probe: Callable[..., Any],
@@ -91,22 +124,58 @@ def test_ranks_that_this_host_cannot_have(
     monkeypatch: pytest.MonkeyPatch,
     gpus: int,
     ranks: int,
+    groups: int,
     verdict: str | None,
     cause: str | None,
 ) -> None:
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    rows = "".join(f"echo '{i}, GPU-{i}, NVIDIA X, 580.1, 0, 97887'\n" for i in range(gpus))
-    tool.write_text("#!/bin/sh\n" + rows)
-    tool.chmod(0o755)
-    path = f"{tool.parent}:/usr/bin:/bin"
-    monkeypatch.setenv("PATH", path)
-    code, answer = probe(ranks=ranks, environment={"HOME": str(tmp_path / "home"), "PATH": path})
+    path = with_gpus(tmp_path, monkeypatch, gpus)
+    code, answer = probe(
+        ranks=ranks, groups=groups, environment={"HOME": str(tmp_path / "home"), "PATH": path}
+    )
     assert answer.get("verdict") == verdict
     assert code == (0 if verdict == "compiled" else 1)
     assert (answer.get("failure") or {}).get("cause") == cause
     if verdict is None:
         assert "2, 4, 8, 16" in answer["msg"]
+    if cause == "ranks":
+        assert f"{gpus} GPUs on this host, {ranks * groups} wanted" in answer["msg"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "groups", "seen"),
+    [
+        (None, 6, 1, None),
+        (None, 2, 1, ["all"]),
+        (None, 2, 3, ["0,1", "2,3", "4,5"]),
+        ("5,4,3,2", 2, 2, ["5,4", "3,2"]),
+        ("5,4,3", 2, 2, None),
+    ],
+)
+def test_the_gpus_of_each_group(
+    probe: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    ranks: int,
+    groups: int,
+    seen: list[str] | None,
+) -> None:
+    path = with_gpus(tmp_path, monkeypatch, 6)
+    environment = {"HOME": str(tmp_path / "home"), "PATH": path}
+    code, answer = probe(
+        ranks=ranks,
+        groups=groups,
+        environment={**environment, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})},
+        program={"facts.py": FACTS, "build.py": BUILD, "rank.py": RANK},
+    )
+    told = tmp_path / "home" / "seen"
+    if seen is None:
+        assert code == 1
+        assert not told.exists()
+        return
+    assert (code, answer["verdict"], answer["groups"]) == (0, "passed", groups)
+    lines = sorted(told.read_text().splitlines())
+    assert lines == sorted(f"{rank} of {gpus}" for gpus in seen for rank in range(ranks))
 
 
 def test_a_good_verdict_is_used_again_until_something_differs(
@@ -139,12 +208,42 @@ def test_a_failure_names_stage_cause_next_step_and_evidence(
     assert (code, answer["verdict"]) == (1, "failed")
     assert (answer["failure"]["stage"], answer["failure"]["cause"]) == ("jit", "gate_closed")
     assert "fusion.jit" in answer["msg"]
-    assert "playbooks/gates.yml" in answer["msg"]
+    assert f"{PLAY}gates.yml" in answer["msg"]
     assert answer["evidence"] in answer["msg"]
     assert json.loads(Path(answer["evidence"]).read_text())["failure"]["cause"] == "gate_closed"
     (tmp_path / "home" / "closed").unlink()
     code, answer = probe()
     assert (code, answer["verdict"], answer["reused"]) == (0, "compiled", False)
+
+
+def test_the_server_is_told_of_a_failure_and_of_what_it_is_about(
+    probe: Callable[..., Any], tmp_path: Path
+) -> None:
+    examine = ROOT / "roles/sglang_server/files/examine.py"
+
+    def told() -> Any:
+        report = tmp_path / "evidence/report.json"
+        command = [sys.executable, str(examine), str(tmp_path), str(tmp_path), str(tmp_path), str(report)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)["probe"]
+
+    nothing = dict.fromkeys(("verdict", "began", "stage", "cause", "text", "gates"), "")
+    assert told() == {**nothing, "packages": {}, "gpus": []}
+    (tmp_path / "home" / "closed").touch()
+    _, answer = probe(gates_digest="d1")
+    assert told() == {
+        "verdict": "failed",
+        "began": answer["began"],
+        "stage": "jit",
+        "cause": "gate_closed",
+        "text": "gate fusion.jit is closed",
+        "gates": "d1",
+        "packages": {"flashinfer-python": "0.6.12"},
+        "gpus": [],
+    }
+    (tmp_path / "home" / "closed").unlink()
+    probe(gates_digest="d1")
+    assert (told()["verdict"], told()["text"]) == ("compiled", "")
 
 
 def test_check_mode_runs_and_writes_nothing(probe: Callable[..., Any], tmp_path: Path) -> None:
@@ -169,15 +268,35 @@ def test_the_program_folder_holds_exactly_the_program(probe: Callable[..., Any],
     ("given", "word"),
     [
         ({"user": "nobody-of-this-name"}, "no user"),
-        ({"python": "/nowhere/bin/python"}, "playbooks/runtime.yml"),
+        ({"python": "/nowhere/bin/python"}, f"Run: {PLAY}runtime.yml"),
         ({"program": {"facts.py": "raise SystemExit(4)"}}, "ended with 4"),
-        ({"program": {"facts.py": "print('{\"packages\": {}}')"}}, "flashinfer-python is not installed"),
+        ({"program": {"facts.py": "print('hello')"}}, "told no facts"),
+        ({"program": {"facts.py": "import time; time.sleep(60)"}}, "told nothing about its packages in 1 s"),
+        (
+            {"program": {"facts.py": "print('{\"packages\": {}}')"}},
+            f"flashinfer-python is not installed in this environment. Run: {PLAY}runtime.yml",
+        ),
     ],
 )
-def test_what_cannot_start_says_why(probe: Callable[..., Any], given: dict[str, Any], word: str) -> None:
+def test_what_cannot_start_says_why(
+    probe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], word: str
+) -> None:
+    if "sleep" in str(given):
+        monkeypatch.setattr(probe_module, "FACTS_SECONDS", 1)
     code, answer = probe(**given)
     assert code == 1
     assert word in answer["msg"]
+
+
+def test_an_error_of_our_own_does_not_pass_for_a_missing_user(
+    probe: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*_words: Any) -> str:
+        raise KeyError("packages")
+
+    monkeypatch.setattr(fusion_probe, "key_of", wrong)
+    with pytest.raises(KeyError, match="packages"):
+        probe()
 
 
 def test_documentation_and_argument_spec_agree() -> None:
@@ -208,7 +327,6 @@ def test_the_role_hands_on_the_modules_own_defaults() -> None:
         "tokens",
         "dtypes",
         "modes",
-        "capability",
         "max_slowdown",
         "timeout_seconds",
     ):

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import ROOT, RunModule
+from conftest import RunModule
 from gates_driver import Gates
 
 ME = {
     "id": "aaa",
     "user": "me",
     "host": "here",
+    "where": "www",
     "pid": 1,
     "pid_started": "1",
     "since": "2026-01-01 00:00:00 UTC",
@@ -28,17 +29,6 @@ OTHER = {**ME, "id": "bbb", "user": "ann", "since": "2026-01-02 00:00:00 UTC"}
 @pytest.fixture
 def gates(make_site: Any, run_module: RunModule) -> Gates:
     return Gates(run_module, make_site("0.5.9", "0.6.3"))
-
-
-@pytest.fixture
-def lookup() -> ModuleType:
-    path = ROOT / "roles/sm120_gates/lookup_plugins/sm120_gates_operator.py"
-    spec = importlib.util.spec_from_file_location("sm120_gates_operator", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def held(gates: Gates) -> dict[str, Any] | None:
@@ -116,4 +106,22 @@ def test_dead_means_gone_or_another_process_of_that_number(lookup: ModuleType) -
     child.communicate(b"\n")
     assert ask(lookup, living)["dead_lock"] == "x"
     assert ask(lookup, {**me, "id": "y", "pid_started": "1"})["dead_lock"] == "y"
-    assert ask(lookup, {**living, "host": "elsewhere"})["dead_lock"] == ""
+    assert ask(lookup, {**living, "where": "elsewhere"})["dead_lock"] == ""
+    del living["where"]  # of an older checkout
+    assert ask(lookup, living)["dead_lock"] == ""
+
+
+@pytest.mark.parametrize("other", ["/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"])
+def test_a_machine_of_the_same_name_says_nothing_about_a_process(
+    lookup: ModuleType, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    me = ask(lookup, None)["operator"]
+    dead = {**me, "id": "x", "pid_started": "1"}
+    assert ask(lookup, dead)["dead_lock"] == "x"
+    read, follow = Path.read_text, Path.readlink
+    monkeypatch.setattr(Path, "read_text", lambda path: "other" if str(path) == other else read(path))
+    monkeypatch.setattr(
+        Path, "readlink", lambda path: Path("pid:[1]") if str(path) == other else follow(path)
+    )
+    assert ask(lookup, None)["operator"]["host"] == me["host"]
+    assert ask(lookup, dead)["dead_lock"] == ""

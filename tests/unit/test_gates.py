@@ -334,3 +334,41 @@ def test_no_runtime_yet(run_module: RunModule, tmp_path: Path) -> None:
     assert {gate["state"] for gate in answer["gates"]} == {"unknown"}
     assert len(answer["problems"]) == 1
     assert str(tmp_path / "bin/python") in answer["problems"][0]
+
+
+HEADER = "flashinfer/data/include/flashinfer/comm/trtllm_allreduce.cuh"
+NATIVE = [
+    ("flashinfer/jit/comm.py", {"fusion.jit"}),
+    (HEADER, {"fusion.header_guard"}),
+    ("flashinfer/comm/mnnvl.py", {"fusion.workspace_multicast"}),
+    ("sglang/srt/model_executor/runner/flashinfer_autotune.py", {"moe.autotune"}),
+    ("sglang/srt/arg_groups/overrides.py", {"fusion.auto_enable", "moe.runner_auto"}),
+]
+
+
+@pytest.mark.parametrize(("relative", "named"), NATIVE)
+def test_a_gate_that_needs_no_edit_is_proved_by_hash_too(
+    make_site: Any, run_module: RunModule, relative: str, named: set[str]
+) -> None:
+    gates = Gates(run_module, make_site("0.5.23", "0.7.2"))
+    path = gates.site / relative
+    delivered = sha256(path)
+    path.write_text(path.read_text() + "\n")
+    seen = gates.info()
+    drifted = {gate["id"]: gate for gate in seen["gates"] if gate["state"] == "drifted"}
+    assert set(drifted) == named
+    assert {(gate["expected"], gate["found"]) for gate in drifted.values()} == {(delivered, sha256(path))}
+    assert seen["features"]["moe_autotune" if named == {"moe.autotune"} else "allreduce_fusion"] == "drifted"
+    assert seen["edits"] == []
+    assert any(str(path) in problem and delivered in problem for problem in seen["problems"])
+    path.unlink()
+    assert {gate["id"] for gate in gates.info()["gates"] if gate["state"] == "drifted"} == named
+
+
+def test_a_way_back_leaves_alone_what_it_never_edited(make_site: Any, run_module: RunModule) -> None:
+    gates = Gates(run_module, make_site("0.5.23", "0.7.2"))
+    gates.apply()
+    path = gates.site / HEADER
+    path.write_text(path.read_text() + "\n")
+    gates.apply("absent")
+    assert wheels.differing(gates.site) == {HEADER}

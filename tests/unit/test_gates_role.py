@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -38,12 +39,13 @@ class Role:
             "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/plugins/callback"),
             "RECORD_TO": str(folder / "record.jsonl"),
         }
-        self.variables = {
+        self.variables: dict[str, Any] = {
             "ansible_python_interpreter": sys.executable,
             "sm120_gates_sglang_root": str(site / "sglang"),
             "sm120_gates_flashinfer_root": str(site / "flashinfer"),
             "sm120_gates_state_dir": str(folder / "state"),
             "sm120_gates_cache_workspace_base": str(folder / "home"),
+            "sm120_gates_cache_users": [],  # this machine may have a user sglang
         }
 
     def run(self, entry: str = "main", *options: str, **variables: Any) -> tuple[int, dict[str, int], str]:
@@ -77,8 +79,8 @@ class Role:
         actions = [line["action"].rpartition(".")[2] for line in self.results()]
         return [action for action in actions if action not in NO_MODULE]
 
-    def plant(self) -> Path:
-        marker = self.folder / "home/.cache/flashinfer/0.6.3/120a/cached_ops/trtllm_comm/marker"
+    def plant(self, base: str = "home") -> Path:
+        marker = self.folder / base / ".cache/flashinfer/0.6.3/120a/cached_ops/trtllm_comm/marker"
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text("x")
         return marker
@@ -106,6 +108,7 @@ def test_check_apply_again_revert_again(role: Role) -> None:
         "allreduce_fusion": "open",
         "moe_autotune": "open",
     }
+    assert role.told()["sm120_gates_facts"]["wanted"] == ["allreduce_fusion", "moe_autotune"]
     assert role.told()["sm120_gates_stopped_units"] == []
     assert not (role.folder / "state/lock.json").exists()
 
@@ -127,10 +130,38 @@ def test_check_apply_again_revert_again(role: Role) -> None:
     assert role.modules() == ["sm120_gates_info"]
 
 
+def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
+    bases = {
+        name: str(role.folder / name)
+        for name in ("home", "server", "probe", "own", "common", "extra", "lived")
+    }
+    named = {
+        "sglang_server_flashinfer_workspace_base": bases["server"],
+        "fusion_probe_environment": {"FLASHINFER_WORKSPACE_BASE": bases["probe"]},
+        "sglang_server_home": bases["lived"],
+        "sglang_server_extra_environment": {"FLASHINFER_WORKSPACE_BASE": bases["common"]},
+        "sglang_server_instances": [
+            {"instance": "a", "flashinfer_workspace_base": bases["own"]},
+            {"instance": "b", "extra_environment": {"FLASHINFER_WORKSPACE_BASE": bases["extra"]}},
+            {"instance": "c", "extra_environment": {"OMP_NUM_THREADS": "1"}},
+        ],
+    }
+    for entry in ("main", "revert"):
+        markers = [role.plant(base) for base in bases]
+        foreign = role.plant("foreign")
+        code, _, output = role.run(entry, **named)
+        assert code == 0, output
+        assert [marker for marker in markers if marker.exists()] == []
+        assert foreign.exists()
+
+
 def test_policy_off_closes(role: Role) -> None:
     assert role.run(sm120_gates_policy="forced")[0] == 0
     assert role.run(sm120_gates_policy="off")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
     assert wheels.differing(role.site) == set()
+    assert role.run(sm120_gates_state="absent")[0] == 0
+    assert role.told()["sm120_gates_facts"]["wanted"] == []
 
 
 def test_a_file_that_is_not_as_planned_puts_everything_back(role: Role) -> None:
@@ -178,16 +209,16 @@ def test_check_mode_before_there_is_a_runtime(role: Role) -> None:
     assert "/nowhere/python" in output
 
 
-def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role) -> None:
+def test_a_dead_lock_is_taken_over_and_a_foreign_one_is_not(role: Role, lookup: ModuleType) -> None:
     state = role.folder / "state"
     state.mkdir(mode=0o700)
     lock = {"id": "x1", "user": "ann", "host": os.uname().nodename, "since": "then"}
-    lock |= {"pid": 2**22 - 1, "pid_started": "1"}
+    lock |= {"pid": 2**22 - 1, "pid_started": "1", "where": lookup._where(os.uname().nodename)}
     (state / "lock.json").write_text(json.dumps(lock))
     code, _, output = role.run()
     assert code == 0, output
     assert not (state / "lock.json").exists()
-    (state / "lock.json").write_text(json.dumps({**lock, "host": "elsewhere"}))
+    (state / "lock.json").write_text(json.dumps({**lock, "where": "elsewhere"}))
     code, _, output = role.run("revert")
     assert code == 2
     assert "sm120_gates_break_lock=x1" in output

@@ -62,3 +62,14 @@ def test_set_kept_and_put_back(kernel: Path) -> None:
 
 def test_values_of_several_numbers_are_compared_as_such(kernel: Path) -> None:
     assert call(kernel, "apply", net__ipv4__tcp_rmem="4096 131072 6") == {}
+
+
+def test_a_slash_within_dots_stands_for_a_dot(kernel: Path) -> None:
+    vlan = kernel / "proc/net/ipv4/conf/enp3s0.200/forwarding"
+    vlan.parent.mkdir(parents=True)
+    vlan.write_text("0\n")
+    assert call(kernel, "apply", **{"net.ipv4.conf.enp3s0/200.forwarding": 1}) != {}
+    assert vlan.read_text() == "1\n"
+    call(kernel, "restore")
+    assert call(kernel, "apply", **{"net/ipv4/conf/enp3s0.200/forwarding": 1}) != {}
+    assert vlan.read_text() == "1\n"

@@ -487,6 +487,7 @@ def test_module_returns_what_it_promises(run_module: Any) -> None:
         {"generate_tokens": 0},
         {"prompt": ""},
         {"expect_text": "("},
+        {"expect_text": "Paris", "text_check": "off"},
         {"url": "nonsense"},
     ],
 )

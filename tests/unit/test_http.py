@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import http.client
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sglang_answers
+import sglang_health
+import sglang_throughput
 from ansible.module_utils.sm120.http import Client, UrlError, parse_url
+from conftest import RunModule
 from fake_sglang import Fake, page, serve, silence
 
 KEY = "k3y-0123456789"
@@ -42,6 +47,48 @@ def test_the_key_is_sent_as_bearer_and_shown_nowhere() -> None:
         assert client.get("/health", timeout_seconds=5).ok
         assert fake.seen[0][1]["authorization"] == f"Bearer {KEY}"
         assert KEY not in client.redact(f"said {KEY}")
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY}\r\nX-Evil: 1", f"{KEY} ", f"{KEY}\N{EURO SIGN}"])
+def test_a_key_that_is_no_header_is_refused_and_not_shown(run_module: RunModule, key: str) -> None:
+    with pytest.raises(UrlError) as why:
+        Client("http://127.0.0.1:1", key)
+    assert KEY not in str(why.value)
+    for main, given in (
+        (sglang_health.main, {}),
+        (sglang_throughput.main, {}),
+        (sglang_answers.main, {"prompts": ["x"]}),
+    ):
+        code, told = run_module(main, url="http://127.0.0.1:1", api_key=key, **given)
+        assert (code, "wanted the API key as one line" in told["msg"]) == (1, True)
+        assert KEY not in str(told["msg"])
+
+
+def test_the_wait_for_an_answer_is_what_the_request_left_of_the_limit() -> None:
+    def late(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+        sock.sendall(b"HTTP/1.1 200 OK\r\n")
+        time.sleep(5)
+
+    with serve(Fake()) as fake:
+        fake.routes["/late"] = late
+        client = Client(fake.url)
+        plain = client._connection
+
+        def slow(seconds: float) -> http.client.HTTPConnection:
+            connection = plain(seconds)
+            request = connection.request
+
+            def dawdle(*words: Any) -> None:
+                time.sleep(0.8)
+                request(*words)
+
+            connection.request = dawdle  # type: ignore[method-assign]
+            return connection
+
+        client._connection = slow  # type: ignore[method-assign]
+        answer = client.get("/late", timeout_seconds=1.2)
+    assert answer.error == "timeout"
+    assert answer.seconds < 1.7
 
 
 def test_errors_have_kinds() -> None:
@@ -91,3 +138,13 @@ def test_certificates_are_verified(self_signed: tuple[Path, Path]) -> None:
         known = Client(url, ca_path=str(certificate)).get("/health", timeout_seconds=5)
     assert (unknown.status, unknown.error) == (0, "tls")
     assert known.status == 200
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"[1]", b'{"text": "x"}'])
+def test_an_answer_that_is_none_of_sglangs_is_told(run_module: RunModule, body: bytes) -> None:
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = page(body)
+        code, told = run_module(sglang_answers.main, url=fake.url, prompts=["x"])
+    assert code == 1
+    assert "wanted JSON with meta_info" in told["msg"]
+    assert body.decode()[:5] in told["msg"]

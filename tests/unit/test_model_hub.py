@@ -245,6 +245,43 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(ask: Ask, hub: Hub) -> N
     assert ask()["failed"]
 
 
+def test_a_mark_that_leads_out_of_the_folder_deletes_nothing_there(
+    ask: Ask, hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    fetch_all(ask)
+    precious = tmp_path / "precious"
+    precious.write_text("theirs")
+    mark = folder / ".sm120-model.json"
+    told = json.loads(mark.read_text())
+    told["files"] += [{**told["files"][0], "path": path} for path in ("../../precious", str(precious))]
+    mark.write_text(json.dumps(told))
+    hub.commit = "f" * 40
+    del hub.files["model-00002-of-00002.safetensors"]
+    assert ask("fetch", files=list(FILES), revision=hub.commit)["missing"] == []
+    assert precious.read_text() == "theirs"
+    assert contents(folder) == hub.files  # what it lists inside the folder goes
+
+
+def test_check_mode_leaves_what_was_begun(ask: Ask, folder: Path) -> None:
+    fetch_all(ask)
+    begun = folder / ".sm120-partial" / "begun"
+    begun.parent.mkdir()
+    begun.write_bytes(b"x")
+    assert fetch_all(ask, check=True)["changed"] is False
+    assert begun.exists()
+    fetch_all(ask)
+    assert not begun.exists()
+
+
+def test_a_disk_that_cannot_be_written_is_not_the_hubs_fault(ask: Ask, folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file where the folder belongs")
+    done = fetch_all(ask)
+    assert done["failed"]
+    assert f"below {folder}. Found:" in done["msg"]
+    assert "sglang_model_endpoint" not in done["msg"]
+
+
 def test_files_may_be_left_out(ask: Ask, folder: Path) -> None:
     assert sorted(ask(exclude=["*.safetensors"])["missing"]) == ["config.json", "tokenizer/tokenizer.json"]
 

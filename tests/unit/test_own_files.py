@@ -7,6 +7,7 @@ from pathlib import Path
 
 import own_files as module
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120 import own_files
 from conftest import RunModule
 
@@ -62,13 +63,13 @@ def test_a_file_no_longer_wanted_goes_and_a_changed_one_is_put_right(
     assert (Path(one).exists(), Path(two).read_text()) == (False, "2\n")
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+@pytest.mark.parametrize("kind", ["file", "same bytes", "link", "folder"])
 def test_what_is_not_ours_is_refused_and_nothing_written(
     root: Path, run_module: RunModule, kind: str
 ) -> None:
     path = root / "etc/theirs.conf"
-    if kind == "file":
-        path.write_text("theirs\n")
+    if kind in ("file", "same bytes"):
+        path.write_text("theirs\n" if kind == "file" else "ours\n")
     elif kind == "link":
         path.symlink_to("theirs")
     else:
@@ -79,6 +80,7 @@ def test_what_is_not_ours_is_refused_and_nothing_written(
     )
     assert code == 1
     assert str(path) in told["msg"]
+    assert "nothing was changed" in told["msg"]
     assert snapshot(root) == before
 
 
@@ -99,3 +101,52 @@ def test_a_folder_that_others_use_by_now_stays(root: Path, run_module: RunModule
     (root / "etc/shared/theirs").write_text("2\n")
     run_module(module.main, state="absent", record=str(record(root)))
     assert [each.name for each in (root / "etc/shared").iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("state", ["absent", "present"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_that_somebody_changed_since_stays_and_is_named(
+    root: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch, kind: str, state: str
+) -> None:
+    warned: list[
+        str
+    ] = []  # not read from the answer: beside tests of the controller's plugins they go to its display
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _, text: warned.append(text))
+    one, two = root / "etc/new/one", root / "etc/new/two"
+    run_module(module.main, files={str(one): "1\n", str(two): "2\n"}, record=str(record(root)))
+    if kind == "link":
+        two.unlink()
+        two.symlink_to("../theirs")
+    else:
+        two.write_text("by hand\n")
+    given = {"record": str(record(root)), "state": state}
+    planned = run_module(module.main, check=True, **given)[1]
+    assert (one.exists(), planned["left"]) == (True, [str(two)])
+    code, told = run_module(module.main, **given)
+    assert (code, told["removed"], told["left"]) == (0, [str(one)], [str(two)])
+    assert f"rm {two}" in warned[-1]
+    assert (one.exists(), two.read_text()) == (False, "theirs\n" if kind == "link" else "by hand\n")
+    assert run_module(module.main, **given)[1]["changed"] is False
+
+
+def test_a_run_broken_off_while_writing_anew_is_taken_away_whole(
+    root: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = snapshot(root)
+    one, two, kept = f"{root}/etc/one", f"{root}/etc/two", str(record(root))
+    run_module(module.main, files={one: "1\n", two: "2\n"}, record=kept)
+    write = own_files.write_file
+
+    def full_disk(path: Path, data: bytes, mode: int) -> None:
+        if str(path) == two:
+            raise OSError(28, "No space left on device")
+        write(path, data, mode)
+
+    monkeypatch.setattr(own_files, "write_file", full_disk)
+    code, told = run_module(module.main, files={one: "new\n", two: "new\n"}, record=kept)
+    assert (code, Path(one).read_text(), Path(two).read_text()) == (1, "new\n", "2\n")
+    assert "nothing was changed" not in told["msg"]
+    assert f"the record {kept}" in told["msg"]
+    monkeypatch.undo()
+    assert run_module(module.main, record=kept, state="absent")[1]["left"] == []
+    assert {path: seen for path, seen in snapshot(root).items() if not path.startswith("var")} == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import pwd
+import re
 import subprocess
 import sys
 import venv
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.sm120 import packages, units, versions
+from ansible.module_utils.sm120 import defeats, packages, units, versions
 from gates_driver import Gates, RunModule
 
 BOOBY_TRAP = "raise SystemExit('imported')\n"
@@ -196,8 +198,79 @@ def test_units_that_start_from_the_environment(tmp_path: Path) -> None:
         "multi-user.target.wants/e@one.service": "",
         "f.timer": f"ExecStart={venv_}/bin/python\n",
     }
+    packaged = tmp_path / "packaged"
+    here = {
+        "g.service": f"[Service]\nExecStart={tmp_path}/link/python -m x\n",
+        "h.service": f"[Service]\nExecStart={tmp_path}/bin/serve\n",
+        "i.service": f"[Service]\nExecStart=/usr/bin/numactl -N 0 \\\n  {venv_}/bin/python -m x\n",
+        "j.service": f"[Service]\nExecStart={tmp_path}/loop\n",
+        # Another unit of this name comes first.
+        "d2.service": f"[Service]\nExecStart={venv_}/bin/python\n",
+        "k@.service": f"[Service]\nExecStart={venv_}/bin/python %i\n",
+    }
+    texts |= {"d2.service": "[Service]\nExecStart=/bin/true\n", "x.target.wants/k@two.service": ""}
+    (venv_ / "bin").mkdir(parents=True)
+    (venv_ / "pyvenv.cfg").touch()
+    (venv_ / "bin/python").symlink_to("/usr/bin/python3")
+    (tmp_path / "link").symlink_to(venv_ / "bin")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/serve").symlink_to("../link/python")
+    (tmp_path / "loop").symlink_to("loop")
+    packaged.mkdir()
+    for name, text in here.items():
+        (packaged / name).write_text(text)
     for name, text in texts.items():
         (system / name).parent.mkdir(parents=True, exist_ok=True)
         (system / name).write_text(text)
     found = units.units_of(venv_, [system, tmp_path / "missing"])
     assert found == ["a.service", "b.service", "d.service", "e@one.service"]
+    found += ["g.service", "h.service", "i.service", "k@two.service"]
+    assert units.units_of(venv_, [system, packaged]) == found
+    (tmp_path / "other").symlink_to(venv_)
+    assert units.units_of(tmp_path / "other", [system, packaged]) == found
+
+
+def test_a_python_without_an_environment_of_its_own_has_only_servers_as_units(tmp_path: Path) -> None:
+    texts = {
+        "a.service": "[Service]\nExecStart=/usr/sbin/sshd -D\n",
+        "b.service": "[Service]\nExecStart=/usr/bin/python3 -m sglang.launch_server\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert units.units_of(Path("/usr"), [tmp_path]) == ["b.service"]
+
+
+@pytest.mark.parametrize("text", ["import time; time.sleep(9)", "print('hello')"])
+def test_a_python_that_hangs_or_chatters_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    python, run = tmp_path / "python", subprocess.run
+    python.write_text(f"#!{sys.executable}\n{text}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **given: run(*words, **{**given, "timeout": 1}))
+    with pytest.raises(packages.PackageProblem, match=re.escape(str(python))):
+        packages.search_path(str(python))
+    with pytest.raises(packages.PackageProblem, match="does not run"):
+        packages.search_path(str(tmp_path / "none"))
+    if "sleep" in text:
+        assert defeats.cuda_release(python) is None
+
+
+def test_where_the_units_of_an_environment_keep_kernels(tmp_path: Path) -> None:
+    venv_, system = tmp_path / "venv", tmp_path / "system"
+    venv_.mkdir()
+    (venv_ / "pyvenv.cfg").touch()
+    (system / "plain.service.d").mkdir(parents=True)
+    (tmp_path / "environment").write_text(
+        '# ours\nHOME="/var/lib/a"\nFLASHINFER_WORKSPACE_BASE="/srv/a b"\nPATH="/bin"\n'
+    )
+    start = f"ExecStart={venv_}/bin/python -m x\n"
+    (system / "file.service").write_text(f"[Service]\n{start}EnvironmentFile=-{tmp_path}/environment\n")
+    (system / "plain.service").write_text(f"[Service]\n{start}User=root\n")
+    (system / "plain.service.d/own.conf").write_text(
+        '[Service]\nEnvironment="A=b" FLASHINFER_WORKSPACE_BASE=/srv/c\n'
+    )
+    (system / "odd.service").write_text(f'[Service]\n{start}Environment="open\nEnvironment=HOME=%h\n')
+    (system / "other.service").write_text("[Service]\nExecStart=/bin/x\nEnvironment=HOME=/home/other\n")
+    root = pwd.getpwnam("root").pw_dir
+    assert units.cache_bases(venv_, [system]) == sorted({root, "/srv/a b", "/srv/c", "/var/lib/a"})

@@ -9,12 +9,10 @@ from ansible.module_utils.sm120.probe_cases import (
     HIDDEN,
     LAMPORT_BUFFERS,
     MODES,
-    RANKS,
     TOKENS,
     feasible,
     matrix,
     seed_of,
-    split_tokens,
     workspace_bytes,
 )
 
@@ -26,22 +24,6 @@ def test_every_combination_is_in_the_matrix_once(ranks: int, cases: int) -> None
     assert len(found) == cases
     assert len({case.name for case in found}) == cases
     assert {case.tokens for case in found if case.mode == "two_shot"} == {t for t in TOKENS if t > ranks}
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("tokens", TOKENS)
-def test_token_shares_are_whole_ordered_and_even(ranks: int, tokens: int) -> None:
-    shares = split_tokens(tokens, ranks)
-    assert len(shares) == ranks
-    assert [first for first, _ in shares] == [sum(c for _, c in shares[:r]) for r in range(ranks)]
-    assert sum(count for _, count in shares) == tokens
-    assert max(c for _, c in shares) - min(c for _, c in shares) <= 1
-    if feasible("two_shot", tokens, ranks):
-        assert min(count for _, count in shares) >= 1
-
-
-def test_seventeen_tokens_over_eight_ranks() -> None:
-    assert split_tokens(17, 8) == [(0, 3), (3, 2), (5, 2), (7, 2), (9, 2), (11, 2), (13, 2), (15, 2)]
 
 
 def test_two_shot_needs_more_tokens_than_ranks() -> None:

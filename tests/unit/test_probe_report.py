@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from ansible.module_utils.sm120.probe_cases import Case
 from ansible.module_utils.sm120.probe_report import (
     BUILD_STAGES,
     NEXT,
     STAGES,
     Stage,
+    case_rows,
     loses_from,
     merge_case,
+    merge_groups,
     next_step,
     speed_rows,
     speed_summary,
@@ -53,6 +56,12 @@ def rows(**ratios: float) -> list[dict[str, object]]:
 )
 def test_the_size_from_which_fusion_loses(ratios: dict[str, float], tokens: int | None) -> None:
     assert loses_from(rows(**ratios)) == tokens
+
+
+def test_a_size_is_as_slow_as_its_slowest_group() -> None:
+    found = [{(6144, 8): {"fused": 5.0, "unfused": 9.0}}, {(6144, 8): {"fused": 7.0, "unfused": 8.0}}]
+    assert merge_groups(found) == {(6144, 8): {"fused": 7.0, "unfused": 9.0}}
+    assert merge_groups([]) == {}
 
 
 def measured(fused: float, unfused: float, tokens: int = 8) -> dict[tuple[int, int], dict[str, float]]:
@@ -97,3 +106,35 @@ def test_every_failure_has_a_next_step_and_a_silent_nccl_is_p2p() -> None:
     assert "NCCL_P2P_DISABLE=1" in NEXT["p2p"]
     assert next_step("numbers", "hang") == NEXT["hang"]
     assert next_step("numbers", "wrong_numbers") == NEXT["wrong"]
+
+
+def test_cases_of_one_shape_are_one_row_with_its_worst_figures() -> None:
+    planned = [
+        Case(kind, 4096, tokens, "bf16", "auto") for kind in ("eager", "graph") for tokens in (1, 2, 4)
+    ]
+    figures = [(True, 0.002, 0.7), (False, 0.5, 3.0), (True, 0.003, 0.4), (True, 0.001, 0.2)]
+    found = [
+        {"name": case.name, "ok": ok, "error": error, "worst": worst}
+        for case, (ok, error, worst) in zip(planned, figures, strict=False)
+    ]  # the last two never ran
+    assert case_rows(planned, found) == [
+        {
+            "kind": "eager",
+            "hidden": 4096,
+            "dtype": "bf16",
+            "cases": 3,
+            "right": 2,
+            "error": 0.5,
+            "worst": 3.0,
+        },
+        {
+            "kind": "graph",
+            "hidden": 4096,
+            "dtype": "bf16",
+            "cases": 1,
+            "right": 1,
+            "error": 0.001,
+            "worst": 0.2,
+        },
+    ]
+    assert case_rows(planned, []) == []

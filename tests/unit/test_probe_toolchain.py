@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible.module_utils.sm120.probe import Probe, Settings
 from ansible.module_utils.sm120.probe_run import Account
 
@@ -21,7 +22,7 @@ esac
 """
 
 
-def probe(folder: Path, flashinfer: str, release: str, unknown: str) -> dict[str, Any]:
+def probe(folder: Path, flashinfer: str, release: str, unknown: str, **environment: str) -> dict[str, Any]:
     home, tools = folder / "cuda", folder / "tools"
     (home / "bin").mkdir(parents=True)
     (home / "include").mkdir()
@@ -41,7 +42,12 @@ def probe(folder: Path, flashinfer: str, release: str, unknown: str) -> dict[str
         work=folder,
         logs=folder,
         account=Account.of(getpass.getuser()),
-        environment={"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(folder), "CUDA_HOME": str(home)},
+        environment={
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "CUDA_HOME": str(home),
+            **environment,
+        },
         ranks=1,
         stages=("toolchain",),
     )
@@ -60,6 +66,13 @@ def test_a_compiler_that_does_not_know_sm120_is_refused(
     assert (failure["stage"], failure["cause"]) == ("toolchain", "toolchain")
     for word in (f"{tmp_path}/cuda/bin/nvcc", f"CUDA {release}", unknown, "cuda_toolkit_method: pip"):
         assert word in failure["text"]
+
+
+def test_no_compiler_names_the_variable_to_set(tmp_path: Path) -> None:
+    failure = probe(tmp_path, "0.6.12", "12.9", "none", CUDA_HOME=f"{tmp_path}/none")["failure"]
+    assert f"no compiler at {tmp_path}/none/bin/nvcc: set cuda_toolkit_path," in failure["text"]
+    options = yaml.safe_load((ROOT / "roles/cuda_toolkit/meta/argument_specs.yml").read_text())
+    assert "cuda_toolkit_path" in options["argument_specs"]["main"]["options"]
 
 
 def test_one_that_knows_it_is_not(tmp_path: Path) -> None:

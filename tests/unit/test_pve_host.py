@@ -8,6 +8,7 @@ from typing import Any
 import pve_host_cmdline
 import pve_kit
 import pytest
+from ansible.module_utils.sm120 import storage
 from ansible.module_utils.sm120.pve_cmdline import check_parameters, edit, line_of, merge, split, unmerge
 from ansible.module_utils.sm120.pve_host_scan import boot_loaders, findings, scan
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ GRUB_CMDLINE_LINUX_DEFAULT="quiet splash"
 GRUB_CMDLINE_LINUX=""
 """
 ADD = ["iommu=pt", "pcie_aspm=off"]
+TWO_SIZES = ["hugepagesz=1G", "hugepages=4", "hugepagesz=2M", "hugepages=4"]
 parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True)
 
 
@@ -42,6 +44,9 @@ parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True
             [],
             "quiet default_hugepagesz=1G hugepagesz=1G hugepages=64",
         ),
+        # pages of two sizes are one row: whole, in order, and the same after a second run
+        ("hugepages=512 quiet", TWO_SIZES, [], f"quiet {' '.join(TWO_SIZES)}"),
+        (" ".join([*TWO_SIZES[2:], *TWO_SIZES[:2], "quiet"]), TWO_SIZES, [], f"quiet {' '.join(TWO_SIZES)}"),
         ('a="x y" b', ["c"], [], 'a="x y" b c'),
         ("", ["a", "b=1"], [], "a b=1"),
         ("intel_iommu=on", ["iommu=pt"], [], "intel_iommu=on iommu=pt"),
@@ -50,6 +55,18 @@ parameter = st.from_regex(r"[a-z][a-z_.]{0,8}(=[a-z0-9,]{1,6})?", fullmatch=True
 def test_parameters_are_merged_one_by_one(line: str, add: list[str], remove: list[str], after: str) -> None:
     assert merge(line, add, remove).line == after
     assert merge(after, add, remove).line == after
+
+
+def test_a_row_of_pages_can_be_taken_back_and_made_shorter(run_module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cmdline"
+    path.write_text("quiet hugepages=4\n")
+    host = Host(run_module, path, "plain")
+    assert [host(add=TWO_SIZES)["changed"], host(add=TWO_SIZES)["changed"]] == [True, False]
+    assert path.read_text() == f"quiet {' '.join(TWO_SIZES)}\n"
+    host(add=TWO_SIZES[:2])
+    assert path.read_text() == f"quiet {' '.join(TWO_SIZES[:2])}\n"
+    host(state="absent")
+    assert path.read_text() == "quiet hugepages=4\n"
 
 
 @settings(deadline=None)  # a busy machine is no failure
@@ -212,6 +229,29 @@ def test_values_that_do_not_exist_and_broken_records_are_refused(host: Host) -> 
     record.write_text(record.read_text().replace('"pristine_base64": "', '"pristine_base64": "AAAA'))
     assert host(state="absent")["failed"] is True
     assert host.path.read_bytes() == after
+
+
+def test_owner_and_folder_are_on_disk_with_the_bytes_and_a_full_disk_is_told_as_it_is(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, write, seen = host.path.read_bytes(), storage.write_file, []
+
+    def full_disk(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+        seen.append((path, owner))
+        if path == host.path and len(seen) == 2:
+            raise OSError(28, "No space left on device")
+        write(path, data, mode, owner)
+
+    monkeypatch.setattr(pve_host_cmdline, "write_file", full_disk)
+    answer = host(add=ADD)
+    assert answer["failed"] is True
+    assert "No space left" in answer["msg"]
+    assert "nothing was changed" not in answer["msg"]
+    assert (host.path.read_bytes(), len(list(host.records.iterdir()))) == (first, 1)
+    assert host(add=ADD)["changed"] is True
+    assert seen[-1] == (host.path, (host.path.stat().st_uid, host.path.stat().st_gid))
+    host(state="absent")
+    assert host.path.read_bytes() == first
 
 
 STATUS = "System currently booted with {}\nA1B2-C3D4 is configured with: {} (versions: 6.14.11-1-pve)\n"

@@ -45,3 +45,12 @@ def test_a_lock_holds_its_pins_and_one_release_of_the_toolkit(release: str) -> N
     role = yaml.safe_load((ROOT / "roles/cuda_toolkit/vars/main.yml").read_text())
     toolkit = role["__cuda_toolkit_releases"]["13.0"]["packages"]
     assert {name: locked[name] for name in toolkit if name in locked}.items() <= toolkit.items()
+
+
+def test_the_recipe_without_a_network_brings_the_compiler() -> None:
+    """Older sets hold none of it, and `cuda_toolkit` asks the same folder."""
+    toolkit = yaml.safe_load((ROOT / "roles/cuda_toolkit/vars/main.yml").read_text())
+    (release,) = toolkit["__cuda_toolkit_releases"].values()
+    page = (ROOT / "docs/profiles.md").read_text()
+    told = dict(re.findall(r"(nvidia-[a-z-]+)==([\d.]+)", page))
+    assert told == release["packages"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
-import os
+import platform
 import stat
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.module_utils.sm120.http import Client
-from ansible.module_utils.sm120.ladder import Ladder
+from ansible.module_utils.sm120.ladder import LOW_POWER_NOTE, Ladder
 from ansible.module_utils.sm120.measurement import method_of
+from ansible.module_utils.sm120.probe_cases import Case
+from ansible.module_utils.sm120.probe_report import case_rows
 from ansible.module_utils.sm120.throughput import Spec
 from conftest import ROOT
 from fake_sglang import Fake, serve, stream_reply
+from local_play import play
 
 SCHEMA = json.loads((ROOT / "docs/run.schema.json").read_text())
 SPECS = yaml.safe_load((ROOT / "roles/sglang_verify/meta/argument_specs.yml").read_text())["argument_specs"]
 THRESHOLDS = SPECS["main"]["options"]["sglang_verify_thresholds"]
+PROBE = ROOT / "docs/evidence/2026-11-30-h200-x2-flashinfer-0.6.12.json"
 EVIDENCE = ROOT / "docs/evidence/2026-11-30-h200-x2-promote.json"
 SPEC = Spec("generate", (1, 2), 2, 4, 6, 2, 1, 1, 100, {}, 20.0, 30.0)
 
@@ -36,10 +41,14 @@ PLAY = """
     sglang_verify_artifacts_dir: "{{ folder }}/x/../artifacts/verify"
     sglang_promote_artifacts_dir: "{{ folder }}/x/../artifacts/promote"
   tasks:
-    - ansible.builtin.include_role: {name: sglang_verify, tasks_from: report}
+    - ansible.builtin.include_role: {name: sglang_verify, tasks_from: report, public: true}
       vars:
         sglang_verify_report_dir: "{{ __sglang_verify_run_dir }}"
         sglang_verify_report: "{{ __sglang_verify_report }}"
+    - ansible.builtin.copy:
+        content: "{{ lookup('ansible.builtin.template', root ~ '/roles/sglang_verify/templates/summary.txt.j2') }}"
+        dest: "{{ folder }}/summary.txt"
+        mode: "0600"
     - ansible.builtin.include_role: {name: sglang_promote, tasks_from: report}
 """
 PREFLIGHT = """
@@ -47,23 +56,6 @@ PREFLIGHT = """
   gather_facts: false
   roles: [preflight]
 """
-
-
-def play(place: Path, text: str, **variables: Any) -> tuple[int, str]:
-    """Run a play on this machine; (exit code, what it printed)."""
-    (place / "play.yml").write_text(text)
-    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
-    program = Path(sys.executable).with_name("ansible-playbook")
-    command = [str(program), "-i", "localhost,", "-c", "local", "-e", f"@{place / 'given.json'}"]
-    done = subprocess.run(
-        [*command, str(place / "play.yml")],
-        cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def report(folder: Path, *runs: Path) -> subprocess.CompletedProcess[str]:
@@ -93,15 +85,35 @@ def written(
     answers = [{"output_ids": [5, 6], "meta_info": {"output_top_logprobs": None}}]
     gate = {"id": "fusion.jit", "feature": "allreduce_fusion", "layer": "jit", "path": "/x", "line": 7}
     comparison = json.loads(EVIDENCE.read_text())["decision"]["comparisons"][0]
-    decision = {"verdict": "worse", "keep": False, "needs_attention": True, "reasons": ["slower"]}
+    decision = {
+        "verdict": "worse",
+        "keep": False,
+        "needs_attention": True,
+        "reasons": ["slower"],
+        "explained": [{"prompt": 2, "token": 7}],
+    }
+    probe = json.loads(PROBE.read_text())
+    cases = [Case("eager", 4096, tokens, "bf16", "auto") for tokens in (1, 2)]
+    found = [{"name": case.name, "ok": case.tokens == 1, "error": 0.003, "worst": 0.5} for case in cases]
+    rungs[0]["notes"] = [LOW_POWER_NOTE]
+    rungs[1] |= {"power_watts": 431.0, "tokens_per_joule": 1.234}
     code, output = play(
         folder,
         PLAY,
         folder=str(folder),
+        root=str(ROOT),
         sm120_gates_facts={
             "packages": {"sglang": {"version": "0.5.9", "root": "/x", "source": "wheel"}},
             "gates": [{**gate, "state": "open", "why": "closed to SM120"}],
             "digest": "ab" * 32,
+        },
+        sglang_runtime_facts={"versions": {"torch": "2.11.0", "flashinfer-python": "0.6.12", "pip": "26.0"}},
+        fusion_probe_facts={
+            "verdict": "passed",
+            "stages": probe["stages"],
+            "loses_from_tokens": {},
+            "cases": case_rows(cases, found),
+            "speed": probe["speed"]["rows"][:2],
         },
         __sglang_verify_time="20260301T100000Z",
         __sglang_verify_results=[
@@ -113,10 +125,12 @@ def written(
                 "evidence": {},
                 "rungs": rungs,
                 "method": method,
+                "notes": ["fusion sleeps"],
             }
         ],
         __sglang_promote_time="20260301T110000Z",
-        __sglang_promote_ladder={"results": [{"method": method}]},
+        __sglang_promote_method=method,
+        __sglang_promote_outcome="and it does not answer",
         __sglang_promote_measured=[
             {"side": side, "answers": answers, "rungs": rungs} for side in ("off", "on", "on", "off")
         ],
@@ -131,6 +145,7 @@ def written(
     return {
         "verify": folder / "artifacts/verify/localhost/20260301T100000Z/run.json",
         "promote": folder / "artifacts/promote/localhost/20260301T110000Z/run.json",
+        "summary": folder / "summary.txt",
     }
 
 
@@ -146,6 +161,66 @@ def test_what_the_roles_write_fits_the_schema(written: dict[str, Path], kind: st
     assert {stat.S_IMODE(path.stat().st_mode) for path in written[kind].parent.iterdir()} == {0o600}
     assert {path.name for path in written[kind].parent.iterdir()} == {"run.json", "report.html", "curves.png"}
     assert stat.S_IMODE(written[kind].parent.stat().st_mode) == 0o700
+
+
+def test_the_summary_tells_notes_and_power(written: dict[str, Path]) -> None:
+    lines = [line.strip() for line in written["summary"].read_text().splitlines()]
+    assert "Note: fusion sleeps" in lines
+    assert lines[lines.index(f"Note: {LOW_POWER_NOTE}") - 1].startswith("1 streams: ")
+    assert any(line.endswith("failed, 431 W, 1.23 tok/J") for line in lines)
+
+
+class Page(HTMLParser):
+    """The rows of a page's tables as lists of cells, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.in_cell = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, _attributes: Any) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.in_cell = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.in_cell:
+            self.rows[-1][-1] += data.strip()
+
+
+@pytest.mark.parametrize("kind", ["verify", "promote"])
+def test_a_page_tells_gates_probe_system_method_power_and_notes(written: dict[str, Path], kind: str) -> None:
+    run = json.loads(written[kind].read_text())
+    page = Page(written[kind].with_name("report.html"))
+    assert ["jit", "fusion.jit", "allreduce_fusion", "open", "/x:7", "closed to SM120"] in page.rows
+    assert ["eager", "4096", "bf16", "1 of 2", "3.00e-03", "50 %"] in page.rows
+    speed = run["probe"]["speed"][0]
+    assert [str(speed["hidden"]), str(speed["tokens"]), str(speed["fused_microseconds"]),
+            str(speed["unfused_microseconds"]), f"{speed['ratio']:.2f}"] in page.rows  # fmt: skip
+    assert ["versions", "flashinfer-python 0.6.12, torch 2.11.0"] in page.rows
+    assert run["system"]["kernel"] == platform.release()
+    assert ["operating system", f"{run['system']['os']}, kernel {platform.release()}"] in page.rows
+    assert f"seed: {SPEC.seed};" in page.text
+    assert "formulas: sglang.bench_serving" in page.text
+    powers = [(row[1], *row[-2:]) for row in page.rows if len(row) == 11]
+    assert ("1", "no GPU", "no GPU") in powers
+    assert ("2", "431", "1.234") in powers
+    assert page.text.count(LOW_POWER_NOTE) == 1
+    if kind == "verify":
+        assert "main: fusion sleeps" in page.text
+    else:
+        assert run["decision"]["explained"] == [{"prompt": 2, "token": 7}]
+        assert run["verdict"]["reasons"] == ["slower", "and it does not answer"]
+        assert "and it does not answer" in page.text
 
 
 def test_kept_evidence_fits_the_schema() -> None:
@@ -165,6 +240,9 @@ def test_kept_evidence_fits_the_schema() -> None:
         ("verify", ("instances", 0, "rungs", 0, "series"), []),
         ("verify", ("gates", 0, "state"), "ajar"),
         ("promote", ("sides",), {}),
+        ("verify", ("system", "gpus"), [{"name": "H200"}]),
+        ("verify", ("probe", "cases", 0, "right"), "all"),
+        ("promote", ("decision", "explained"), [{"prompt": 0}]),
         ("promote", ("decision", "verdict"), "perhaps"),
         ("promote", ("sides", "on", "rungs", 0, "ttft_ms"), {"p50": 1.0}),
     ],
@@ -188,6 +266,17 @@ def test_a_wrong_run_is_refused_in_one_sentence(
         assert len(done.stderr.splitlines()) == 1
         assert str(wrong) in done.stderr
         assert not (tmp_path / "page.html").exists()
+
+
+def test_a_run_without_any_figure_has_a_page(written: dict[str, Path], tmp_path: Path) -> None:
+    run = json.loads(written["verify"].read_text())
+    for instance in run["instances"]:
+        instance["rungs"] = []
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(run))
+    done = report(tmp_path, other)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing was measured" in (tmp_path / "page.html").read_text()
 
 
 def test_two_runs_are_compared_on_one_page(written: dict[str, Path], tmp_path: Path) -> None:

@@ -86,6 +86,46 @@ def test_nothing_is_said_to_be_nothing(run_module: Any) -> None:
     assert (code, out["first_cause"], out["findings"]) == (0, None, [])
 
 
+ACTIVE = "[x TP0] FlashInfer workspace initialized for rank 0, world_size 2, backend trtllm\n"
+DISABLED = "[x TP1] FlashInfer allreduce fusion disabled globally because workspace initialization failed\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "line"),
+    [
+        (ACTIVE, "active", ACTIVE),
+        (ACTIVE + DISABLED, "inactive", DISABLED),
+        ("[x] ready to roll!\n", "unsaid", ""),
+    ],
+)
+def test_what_the_log_says_of_fusion(run_module: Any, log: str, state: str, line: str) -> None:
+    _, out = run_module(sglang_diagnose.main, text=log)
+    assert (out["fusion"]["state"], out["fusion"]["line"] or "") == (state, line.strip())
+    assert out["first_cause"] is None
+    assert ("warnings" in out["msg"]) == (state == "inactive")
+
+
+def test_only_this_starts_journal_is_read(
+    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal holds an earlier start with fusion; the present one skipped it."""
+    stand_ins = {
+        "systemctl": "echo LoadState=loaded; echo ActiveState=active; echo InvocationID=0a0b",
+        "journalctl": f"""case "$*" in
+          *_SYSTEMD_INVOCATION_ID=0a0b*) printf '%s' '{DISABLED}';;
+          *) printf '%s' '{ACTIVE}{DISABLED}';;
+        esac""",
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    _, out = run_module(sglang_diagnose.main, unit="sglang-main.service", this_start=True)
+    assert [one["signature"] for one in out["findings"]] == ["fusion.disabled"]
+    _, out = run_module(sglang_diagnose.main, unit="sglang-main.service")
+    assert [one["signature"] for one in out["findings"]] == ["fusion.disabled", "fusion.active"]
+
+
 def test_nvidia_smi_is_asked(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import sglang_throughput
-from ansible.module_utils.sm120 import load
+from ansible.module_utils.sm120 import ladder, load
+from ansible.module_utils.sm120.gpu_power import parse, summarise
 from ansible.module_utils.sm120.http import Client
 from ansible.module_utils.sm120.load import Driver, LimitError, Limits, Outcome, allow_open_files
-from ansible.module_utils.sm120.rungs import join
-from ansible.module_utils.sm120.served_model import vocabulary_of
+from ansible.module_utils.sm120.rungs import join, say
 from ansible.module_utils.sm120.sse import Stream
 from ansible.module_utils.sm120.throughput import Spec, SpecError, check_vocab, measure, prompts, render
+from ansible.module_utils.sm120.vocabulary import vocabulary_at, vocabulary_of
 from fake_sglang import HEAD, Fake, chunk, event, page, serve, silence, stream, stream_reply
 
 KEY = "k3y-0123456789"
@@ -172,6 +173,15 @@ def test_the_vocabulary_is_never_exceeded() -> None:
 )
 def test_vocabulary_of_a_config(config: dict[str, Any], size: int | None) -> None:
     assert vocabulary_of(config) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [('{"llm_config": {"vocab_size": 7}}', 7), ("null", None), ("[1]", None), ("{", None)]
+)
+def test_vocabulary_in_a_folder(tmp_path: Path, text: str, size: int | None) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert vocabulary_at(str(tmp_path)) == size
+    assert vocabulary_at(str(tmp_path / "none")) is None
 
 
 def run(fake: Fake, requests: int = 6, concurrency: int = 3, **changes: Any) -> Outcome:
@@ -347,6 +357,72 @@ def test_module_measures_and_keeps_the_key_to_itself(run_module: Any, model: str
     assert keys == {f"Bearer {KEY}"}
     assert KEY not in json.dumps(out)
     assert "s3cret" not in json.dumps(out)
+
+
+def test_one_seed_gives_every_rung_and_every_run_its_own_prompts(run_module: Any, model: str) -> None:
+    def prompts_of(concurrency: int, run: str) -> list[str]:
+        with serve(Fake(model)) as fake:
+            fake.routes["/generate"] = stream_reply()
+            given = {"seed": 7, "run": run, "concurrency": [concurrency], "repeats": 2, "warmup_requests": 1}
+            _, out = run_module(
+                sglang_throughput.main, url=fake.url, requests_per_stream=1, input_tokens=20, output_tokens=2,
+                sample_gpus=False, **given,
+            )  # fmt: skip
+            assert (out["method"]["seed"], out["method"]["run"]) == (7, run)
+            return sorted(json.dumps(body["input_ids"]) for body in fake.bodies("/generate"))
+
+    calls = [prompts_of(streams, run) for run in ("one", "two") for streams in (1, 2, 4)]
+    sent = [prompt for call in calls for prompt in call]
+    assert len(sent) == 2 * sum(2 * streams + 1 for streams in (1, 2, 4))
+    assert len(set(sent)) == len(sent)
+    # The other side of a comparison sends the same.
+    assert prompts_of(4, "one") == calls[2]
+
+
+def test_module_says_each_rung_in_a_line(run_module: Any, model: str) -> None:
+    with serve(Fake(model)) as fake:
+        fake.routes["/generate"] = stream_reply()
+        fake.routes["/server_info"] = page({"max_running_requests": 2})
+        _, out = run_module(
+            sglang_throughput.main, url=fake.url, concurrency=[1, 3], repeats=2, requests_per_stream=1,
+            input_tokens=5, output_tokens=4, sample_gpus=False,
+        )  # fmt: skip
+    first, second = out["msg"].split("\n")
+    rate = out["rungs"][0]["output_tokens_per_second"]
+    assert first.startswith(f"1 stream: {rate:.1f} output tok/s (median of 2, spread ")
+    assert first.endswith(", 2 answered, 0 failed")
+    assert "TTFT p50" in first
+    assert "Note: the server runs at most 2 requests at once" in second
+
+
+class StandIn:
+    """A sampler on which every card is at full load and far below its limit."""
+
+    missing = None
+
+    def start(self) -> None: ...
+
+    def stop(self) -> dict[str, Any]:
+        lines = "0, 125, 600, 100, 1, 2\n1, 140, 600, 99, 1, 2\n" * 4
+        return summarise(parse(lines)) or {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "note"),
+    [(stream_reply(), ladder.LOW_POWER_NOTE), (silence, ladder.STALL_NOTE)],
+    ids=["slow", "stalled"],
+)
+def test_cards_that_wait_are_noted(answer: Any, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "Sampler", StandIn)
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = answer
+        one = spec(warmup_requests=0, stall_seconds=0.5, repeats=2)
+        rung = ladder.Ladder(Client(fake.url), one, ca_path=None, sample_gpus=True).rung(2)
+    assert rung["notes"] == [note]
+    assert rung["valid"] == (answer is not silence)
+    assert rung["power_watts"] == 265
+    assert note in say(rung)
+    assert ("INVALID" in say(rung)) == (answer is silence)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 
+TOOL_SECONDS = 120  # each answers at once, unless its file system hangs
+
 
 def site_packages(venv):
     found = glob.glob(os.path.join(venv, "lib", "python3.*", "site-packages"))
@@ -31,9 +33,9 @@ def versions(site, names):
 def nvcc_version(home):
     try:
         said = subprocess.run(
-            [home + "/bin/nvcc", "--version"], stdout=subprocess.PIPE, check=True
+            [home + "/bin/nvcc", "--version"], stdout=subprocess.PIPE, check=True, timeout=TOOL_SECONDS
         ).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return ""
     found = re.search(r"release (\d+\.\d+)", said)
     return found.group(1) if found else ""
@@ -47,8 +49,9 @@ def nvcc_architectures(home):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             check=True,
+            timeout=TOOL_SECONDS,
         ).stdout.decode()
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return []
     return said.split()
 
@@ -57,8 +60,10 @@ def not_installed(names):
     """{package: ""} of those that dpkg does not have whole."""
     command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names]
     try:
-        said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode()
-    except OSError:
+        said = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TOOL_SECONDS
+        ).stdout.decode()
+    except (OSError, subprocess.SubprocessError):
         said = ""
     return {name: "" for name in names if name + " installed" not in said.splitlines()}
 
@@ -94,6 +99,7 @@ def complete(home):
         subprocess.run(
             ["c++", "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", stub(home)],
             check=True,
+            timeout=TOOL_SECONDS,
         )
     return added
 

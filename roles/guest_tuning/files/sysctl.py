@@ -9,8 +9,10 @@ import sys
 
 
 def place(name):
-    """As sysctl(8) reads names: the first separator says whether dots or slashes divide."""
-    return "/proc/sys/" + (name if "/" in name.split(".", 1)[0] else name.replace(".", "/"))
+    """As sysctl(8) reads names: the first separator divides, and the other one stands for it within a part, as in
+    net.ipv4.conf.enp3s0/200.forwarding."""
+    divided = "/" in name.split(".", 1)[0]
+    return "/proc/sys/" + (name if divided else name.translate(str.maketrans("./", "/.")))
 
 
 def read(name):

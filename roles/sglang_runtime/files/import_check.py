@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+IMPORT_SECONDS = 600  # torch from a cold network disk takes minutes
+
 wanted, modules = sys.argv[1], json.loads(sys.argv[2])
 try:
     account = pwd.getpwnam(wanted)
@@ -34,7 +36,11 @@ for module in modules:
             extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),  # devices may be a group's
             capture_output=True,
             text=True,
+            timeout=IMPORT_SECONDS,
         )
+    except subprocess.TimeoutExpired:
+        failed[module] = f"its import had not ended after {IMPORT_SECONDS} s"
+        continue
     except OSError as error:  # that user may not even start this Python
         failed[module] = f"{error.strerror}: {error.filename} (in truth {Path(sys.executable).resolve()})"
         continue

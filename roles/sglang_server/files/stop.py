@@ -1,7 +1,7 @@
 """Stop units and wait until their processes hold no GPU memory.
 
-Standard input of python3. Arguments: the units as JSON, seconds that a unit may take to end. Prints the units that
-were running as JSON. Ends with exit 1 and a sentence when a unit's processes still hold GPU memory afterwards.
+Standard input of python3. Arguments: the units as JSON, stop or look (stop nothing). Prints the units that were running
+as JSON. Ends with exit 1 and a sentence when one cannot be stopped or its processes still hold GPU memory afterwards.
 """
 
 import json
@@ -35,13 +35,24 @@ def on_gpu():
     return {int(line) for line in answer.split() if line.isdigit()}
 
 
-units, timeout = json.loads(sys.argv[1]), int(sys.argv[2])
+units, action = json.loads(sys.argv[1]), sys.argv[2]
 running = [unit for unit in units if systemctl("is-active", unit) not in ("inactive", "failed")]
+if action == "look":
+    print(json.dumps(running))
+    sys.exit()
 ours = set().union(*(processes(unit) for unit in running))
 if running:
-    subprocess.run(["systemctl", "stop", *running], check=True, timeout=timeout + 60)
-# SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure.
-systemctl("reset-failed", *units)
+    # Returns when they have ended: systemd keeps to each unit's own TimeoutStopSec and kills what is left.
+    done = subprocess.run(["systemctl", "stop", *running], capture_output=True, text=True)
+    if done.returncode:
+        found = done.stderr.strip().rstrip(".") or f"exit {done.returncode}"
+        sys.exit(
+            f"Wanted: {', '.join(running)} stopped. Found: {found}. "
+            f"Look at: systemctl status {' '.join(running)}; then run this again"
+        )
+# SGLang answers SIGTERM by killing its own process tree, which systemd takes for a failure. Of no unit it would be all.
+if units:
+    systemctl("reset-failed", *units)
 end = time.monotonic() + GPU_RELEASE_SECONDS
 while held := ours & on_gpu():
     if time.monotonic() > end:

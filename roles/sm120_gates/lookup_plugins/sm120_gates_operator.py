@@ -6,6 +6,7 @@ import getpass
 import multiprocessing
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +29,8 @@ RETURN = """
 _raw:
   description: >-
     One dict with C(operator) (the lock that this run takes) and C(dead_lock) (the id of the lock given, when
-    its holder ran on this controller and is gone; else empty).
+    its holder ran on this controller since its last boot, among the processes that are seen here, and is gone;
+    else empty).
   type: list
   elements: dict
 """
@@ -51,15 +53,28 @@ def _started(pid: int) -> str | None:
     return "unknown"
 
 
+def _where(host: str) -> str:
+    """Where process numbers mean the same. A name alone does not tell: containers and clones share it."""
+    seen = [host]
+    for file in (Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")):
+        with suppress(OSError):
+            seen.append(file.read_text().strip())
+    with suppress(OSError):
+        seen.append(str(Path("/proc/self/ns/pid").readlink()))
+    return sha256(" ".join(seen).encode()).hexdigest()[:12]
+
+
 def _operator() -> dict[str, Any]:
     main = multiprocessing.parent_process()
     pid = os.getpid() if main is None else main.pid
     started = _started(pid) or "unknown"
     host = socket.gethostname()
+    where = _where(host)
     return {
-        "id": sha256(f"{host} {pid} {started}".encode()).hexdigest()[:12],
+        "id": sha256(f"{where} {pid} {started}".encode()).hexdigest()[:12],
         "user": getpass.getuser(),
         "host": host,
+        "where": where,
         "pid": pid,
         "pid_started": started,
         "since": datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -67,7 +82,7 @@ def _operator() -> dict[str, Any]:
 
 
 def _dead(lock: dict[str, Any], me: dict[str, Any]) -> bool:
-    return lock["host"] == me["host"] and _started(lock["pid"]) != lock["pid_started"]
+    return lock.get("where") == me["where"] and _started(lock["pid"]) != lock["pid_started"]
 
 
 class LookupModule(LookupBase):

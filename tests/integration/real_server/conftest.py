@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-SETTINGS = ("SGLANG_TEST_PYTHON", "SGLANG_TEST_MODEL", "SGLANG_TEST_PYTHONPATH")
+SETTINGS = ("SGLANG_TEST_PYTHON", "SGLANG_TEST_MODEL")
+# FlashInfer asserts it on import, GPU or not; the profile cpu of sglang_server preloads it too.
+LIBCUDART = "lib/python3*/site-packages/nvidia/cu13/lib/libcudart.so.13"
 BASE = (
     *("--load-format", "dummy", "--device", "cpu", "--host", "127.0.0.1", "--max-total-tokens", "65536"),
     *("--max-running-requests", "64", "--random-seed", "1", "--grammar-backend", "none", "--enable-metrics"),
@@ -26,8 +28,10 @@ class Server:
     def __init__(self, log: Path, port: int, model: str, *arguments: str) -> None:
         self.log, self.port = log, port
         self.url = f"http://127.0.0.1:{port}"
+        venv = Path(os.environ["SGLANG_TEST_PYTHON"]).parent.parent
         environment = os.environ | {
-            "PYTHONPATH": os.environ["SGLANG_TEST_PYTHONPATH"],
+            "PYTHONPATH": os.environ.get("SGLANG_TEST_PYTHONPATH", ""),
+            "LD_PRELOAD": " ".join(map(str, venv.glob(LIBCUDART))),
             "SGLANG_USE_CPU_ENGINE": "1",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",

@@ -40,6 +40,26 @@ def ready(launch: Callable[..., Any], *arguments: str, key: str | None = None) -
     return server
 
 
+def ends(server: Any) -> Callable[[], float]:
+    """Ask a while later how many seconds ago the server's process ended; negative while it runs."""
+    ended: list[float] = []
+    threading.Thread(
+        target=lambda: (server.process.wait(), ended.append(time.monotonic())), daemon=True
+    ).start()
+    return lambda: time.monotonic() - ended[0] if ended else -1.0
+
+
+def crashed_in_time(server: Any, signature: str) -> None:
+    """The wait ends within ten seconds of the process, or before it, and names the cause."""
+    seconds_ago = ends(server)
+    got = checker(server).wait(READY_SECONDS)
+    late = seconds_ago()
+    assert got.status == "crashed", got
+    assert got.diagnosis is not None
+    assert got.diagnosis["signature"] == signature
+    assert late < 10
+
+
 def timed(check: Callable[[], Verdict]) -> tuple[Verdict, float]:
     begun = time.monotonic()
     return check(), time.monotonic() - begun
@@ -98,36 +118,18 @@ def test_a_slow_first_answer_is_waited_for(launch: Callable[..., Any]) -> None:
 def test_a_start_that_fails_ends_the_wait_and_names_the_cause(
     launch: Callable[..., Any], arguments: tuple[str, ...], model: str | None, signature: str
 ) -> None:
-    server = launch(*arguments, model=model)
-    ended: list[float] = []
-    threading.Thread(
-        target=lambda: (server.process.wait(), ended.append(time.monotonic())), daemon=True
-    ).start()
-    got = checker(server).wait(READY_SECONDS)
-    returned = time.monotonic()
-    assert got.status == "crashed", got
-    assert got.diagnosis is not None
-    assert got.diagnosis["signature"] == signature
-    server.process.wait(60)
-    assert returned - (ended[0] if ended else returned) < 10
+    crashed_in_time(launch(*arguments, model=model), signature)
 
 
 def test_no_memory_for_the_cache_is_named(launch: Callable[..., Any]) -> None:
-    server = launch("--max-total-tokens", "1", "--mem-fraction-static", "0.0001")
-    got = checker(server).wait(READY_SECONDS)
-    assert got.status == "crashed", got
-    assert got.diagnosis is not None
-    assert got.diagnosis["signature"] == "memory.kv_pool"
+    crashed_in_time(launch("--max-total-tokens", "1", "--mem-fraction-static", "0.0001"), "memory.kv_pool")
 
 
 def test_a_taken_port_is_named(launch: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         server = launch(port=taken.getsockname()[1])
         # The other listener accepts and never answers: the log and the end of the process must tell.
-        got, _ = timed(lambda: checker(server).wait(READY_SECONDS))
-    assert got.status == "crashed", got
-    assert got.diagnosis is not None
-    assert got.diagnosis["signature"] == "network.port_in_use"
+        crashed_in_time(server, "network.port_in_use")
 
 
 def test_the_key_opens_and_is_nowhere_told(launch: Callable[..., Any]) -> None:

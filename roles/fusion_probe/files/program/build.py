@@ -37,7 +37,7 @@ def toolchain(config: dict[str, Any], channel: Channel) -> dict[str, Any]:
     home = Path(os.environ.get("CUDA_HOME") or "/nonexistent")
     nvcc = home / "bin" / "nvcc"
     if not os.access(nvcc, os.X_OK):
-        raise Missing(f"no compiler at {nvcc}: set cuda_toolkit_home, or run playbooks/probe.yml --tags cuda")
+        raise Missing(f"no compiler at {nvcc}: set cuda_toolkit_path, or run playbooks/probe.yml --tags cuda")
     release = re.search(r"release (\d+\.\d+)", subprocess.check_output([str(nvcc), "--version"], text=True))
     ninja, host = shutil.which("ninja"), shutil.which(os.environ.get("CXX", "c++"))
     if ninja is None:

@@ -1,0 +1,32 @@
+"""A play on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def play(
+    place: Path, text: str, *options: str, stand_ins: Path | None = None, **variables: Any
+) -> tuple[int, str]:
+    """Run a play on this machine, programs of `stand_ins` before its own; (exit code, what it printed)."""
+    (place / "play.yml").write_text(text)
+    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    command = [str(program), "-i", "localhost,", "-c", "local", "-e", f"@{place / 'given.json'}", *options]
+    path = f"{stand_ins}:{os.environ['PATH']}" if stand_ins else os.environ["PATH"]
+    done = subprocess.run(
+        [*command, str(place / "play.yml")],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,110 @@
+"""What preflight says about bad values: all of it in one message, each by its variable; nothing about good ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_play import play
+
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  roles: [preflight]
+"""
+
+
+def complaints(place: Path, **given: Any) -> list[str]:
+    _, output = play(place, PLAY, **given)
+    lines = dict.fromkeys(line.strip() for line in output.splitlines())  # Ansible prints a message twice
+    # A machine that runs unit tests need not be a GPU host.
+    return [line for line in lines if line.startswith("- ") and "x86-64 Linux host" not in line]
+
+
+def test_each_bad_value_is_named_once(tmp_path: Path) -> None:
+    found = complaints(
+        tmp_path,
+        sm120_gates_policy=False,
+        sglang_promote_repeats=2,
+        sglang_promote_concurrency=[8, 0],
+        sglang_promote_min_effect=3,
+        sglang_verify_repeats=0,
+        pve_gpu_vm_coers=8,
+        sglang_server_instances=[
+            {"instance": "a", "port": 1, "max_running_requests": "many", "home": "/one"},
+            {"instance": "b", "port": 2, "allreduce_fusion": False, "extra_arguments": {"api_key": "x"}},
+            {"instance": "c", "port": 3, "stop_timeout_seconds": 0, "prot": 1},
+        ],
+    )
+    wanted = {
+        "words in quotes": ["sm120_gates_policy: False", "allreduce_fusion of an instance: False"],
+        "five repeats of each side": ["off 4, on 4"],
+        "whole numbers of at least 1": [
+            "sglang_promote_concurrency: 0",
+            "sglang_verify_repeats: 0",
+            "sglang_server_stop_timeout_seconds: 0",
+        ],
+        "as a share": ["found: 3;"],
+        "variables that the roles know": ["pve_gpu_vm_coers (did you mean pve_gpu_vm_cores?)"],
+        "one home for each user": ["sglang: /one, sglang: /var/lib/sglang"],
+        "has a variable of its own": ["api-key"],
+        "argument 'max_running_requests'": ["many", "sglang_server_instances"],
+        "sglang_server_instances.prot": ["sglang_server_instances"],
+    }
+    for key, named in wanted.items():
+        (line,) = [each for each in found if key in each]
+        assert [name for name in named if name not in line] == []
+    assert len(found) == len(wanted), found
+
+
+def test_good_values_pass(tmp_path: Path) -> None:
+    found = complaints(
+        tmp_path,
+        sm120_gates_policy="off",
+        sglang_promote_blocks=["off", "on", "off"],
+        sglang_promote_repeats=5,
+        sglang_verify_text_check="off",
+        pve_gpu_vm_hugepages="off",
+        sglang_server_user="own",
+        sglang_server_home="/data/own",
+        sglang_server_instances=[
+            {
+                "instance": "a",
+                "port": "1",
+                "allreduce_fusion": "off",
+                "user": "own",
+                "pcie_ipc_allreduce": "yes",
+            },
+            {"instance": "b", "port": 2, "max_running_requests": "8", "extra_arguments": {"x": 1}},
+            {"instance": "c", "port": 3, "user": "other", "extra_environment": {"A": "1"}, "insist": []},
+        ],
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [({"thinker_config": {"text_config": {"vocab_size": 32}}}, "32"), ([1], "")],
+)
+def test_misspelt_names_keys_and_vocabularies(tmp_path: Path, config: Any, size: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    said = "\n".join(
+        complaints(
+            tmp_path,
+            sglang_runtime_device="cpu",
+            sglang_server_prot=30001,
+            sglang_zzz=1,
+            sglang_server_instances=[{"instance": "chat", "api_key": "s3cret-key\n"}],
+            sglang_model_path=str(tmp_path / "model"),
+            sglang_verify_vocab_size=2048,
+        )
+    )
+    assert "sglang_server_prot (did you mean sglang_server_port?)" in said
+    assert "sglang_zzz" in said
+    assert "sglang_zzz (did" not in said
+    assert "wanted: sglang_server_api_key as one line" in said
+    assert "s3cret-key" not in said
+    assert (f"of at most the model's vocabulary ({size})" in said) is bool(size)

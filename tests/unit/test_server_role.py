@@ -1,0 +1,164 @@
+"""The role sglang_server on this machine, in check mode: what it would write and what it tells other roles."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_play import ROOT, play
+
+KEY = "key-4f9a1c7e"
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact:
+        sglang_runtime_facts: {device: "{{ device }}", release: 0.5.23, versions: {sglang: 0.5.23}}
+        sm120_gates_facts: {digest: pristine, features: {allreduce_fusion: closed}}
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: "{{ entry }}", public: true}
+    - ansible.builtin.copy:
+        content: "{{ {'facts': sglang_server_facts, 'keys': sglang_server_api_keys} | to_json }}"
+        dest: "{{ folder }}/told.json"
+      diff: false
+      check_mode: false
+"""
+ADDRESS = """
+    - ansible.builtin.copy: {content: "{{ __sglang_server_url }}", dest: "{{ folder }}/{{ number }}.url"}
+      vars:
+        server: {host: "{{ item }}", port: 30000}
+      loop: "{{ hosts }}"
+      loop_control: {index_var: number}
+"""
+
+
+def served(place: Path, entry: str, *options: str, **given: Any) -> str:
+    """What a run printed."""
+    places = {"__sglang_server_etc": str(place / "etc"), "__sglang_server_users_dir": str(place / "users")}
+    user = {"sglang_server_user": "daemon", "sglang_server_home": "/usr/sbin"}  # is on every machine
+    variables = {"folder": str(place), "entry": entry, "device": "cpu", **user, **places, **given}
+    code, output = play(place, PLAY, *options, **variables)
+    assert code == 0, output
+    return output
+
+
+def facts(place: Path, *options: str, **given: Any) -> dict[str, Any]:
+    output = served(place, "facts", *options, **given)
+    return {**json.loads((place / "told.json").read_text()), "output": output}
+
+
+def record(place: Path, instance: str, user: str) -> None:
+    (place / "etc" / instance).mkdir(parents=True)
+    known = {"unit": f"sglang-{instance}.service", "user": user, "home": "/nonexistent"}
+    (place / "etc" / instance / "instance.json").write_text(json.dumps(known))
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path) -> Path:
+    nvcc = tmp_path / "cuda/bin/nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho release 13.0,\n")
+    nvcc.chmod(0o755)
+    return tmp_path / "cuda"
+
+
+@pytest.mark.parametrize("entry", ["main", "revert"])
+def test_the_toolkit_is_looked_for_wherever_a_server_is_written(
+    tmp_path: Path, toolkit: Path, entry: str
+) -> None:
+    record(tmp_path, "main", "nobody")
+    given = {"cuda_toolkit_method": "existing", "cuda_toolkit_path": str(toolkit)}
+    output = served(tmp_path, entry, "--check", "--diff", device="cuda", **given)
+    assert f'+CUDA_HOME="{toolkit}"' in output
+    assert "Would start sglang-main.service" in output  # a preview tells what would follow
+
+
+def test_the_address_that_an_instance_is_asked_at(tmp_path: Path) -> None:
+    asked = {
+        "127.0.0.1": "127.0.0.1",
+        "0.0.0.0": "127.0.0.1",  # noqa: S104
+        "::": "[::1]",
+        "fd00::7": "[fd00::7]",
+        "gpu1.example.com": "gpu1.example.com",
+    }
+    text = f"{PLAY}{ADDRESS}"
+    places = {"folder": str(tmp_path), "entry": "facts", "device": "cpu", "hosts": list(asked)}
+    code, output = play(tmp_path, text, **places)
+    assert code == 0, output
+    urls = [(tmp_path / f"{number}.url").read_text() for number in range(len(asked))]
+    assert urls == [f"http://{address}:30000" for address in asked.values()]
+
+
+def test_what_other_roles_are_told(tmp_path: Path) -> None:
+    record(tmp_path, "left", "sys")
+    (tmp_path / "users").mkdir()
+    for name in ("daemon", "nobody-knows"):
+        (tmp_path / "users" / name).touch()
+    both: list[dict[str, Any]] = [{"instance": "a"}, {"instance": "b", "api_key": f"{KEY}-b"}]
+    given = {"sglang_server_api_key": KEY, "sglang_server_instances": both}
+    told = facts(tmp_path, "-vvv", **given)
+    # Only marked users are ours; a mark without a user is nothing.
+    made = {name: each["made"] for name, each in told["facts"]["users"].items()}
+    assert made == {"daemon": True, "sys": False}
+    # A key is at hand, and shown nowhere.
+    assert told["keys"] == {"a": KEY, "b": f"{KEY}-b", "left": KEY}
+    assert KEY not in told["output"]
+    # A verdict is about what would run now, not about what was deployed.
+    keys = told["facts"]["verdict_keys"]
+    both[1]["extra_arguments"] = {"schedule-policy": "fcfs"}
+    changed = facts(tmp_path, **given)["facts"]["verdict_keys"]
+    assert [changed[name] == keys[name] for name in ("a", "b")] == [True, False]
+
+
+@pytest.mark.parametrize(("action", "code"), [("look", 0), ("stop", 1)])
+def test_a_stop_that_fails_is_one_sentence(tmp_path: Path, action: str, code: int) -> None:
+    calls = tmp_path / "calls"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f"#!/bin/sh\necho $* >> {calls}\n"
+        '[ "$1" != stop ] || { echo "Job for it canceled." >&2; exit 1; }\n'
+        '[ "$1" != is-active ] || echo active\n'
+    )
+    systemctl.chmod(0o755)
+    program = (ROOT / "roles/sglang_server/files/stop.py").read_text()
+    done = subprocess.run(
+        [sys.executable, "-I", "-", '["sglang-a.service"]', action],
+        input=program,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert ("stop sglang-a.service" in calls.read_text()) == (action == "stop")
+    if action == "stop":
+        (sentence,) = done.stderr.splitlines()
+        assert sentence.startswith("Wanted: sglang-a.service stopped. Found: Job for it canceled. Look at:")
+    else:
+        assert json.loads(done.stdout) == ["sglang-a.service"]
+
+
+PROBE = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: fusion_probe, tasks_from: prepare}
+"""
+
+
+def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    served = {"user": "sm120-none", "home": "/nonexistent", "python": sys.executable}
+    given = {"__fusion_probe_server": served, "__sglang_server_users_dir": str(users)}
+    code, output = play(tmp_path, PROBE, "--check", **given)
+    assert code == 0, output
+    changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
+    assert changed == [
+        "Make the folder of marks",
+        "Mark the user as one that was made here",
+        "Make the user",
+    ]
