@@ -49,7 +49,7 @@ def names(host: Host) -> set[str]:
     paths = host.sh("find /etc /home /opt /root /run /srv /tmp /usr /var 2>/dev/null; true").splitlines()
     accounts = host.sh("getent passwd; getent group").splitlines()
     units = host.sh("systemctl list-units --all --plain --no-legend 'sglang*' 'sm120*'").splitlines()
-    theirs = re.compile(r"/(\.ansible\w*|sudo|__pycache__|log|systemd\S*|user|utmp)(/|$)")
+    theirs = re.compile(r"/(\.ansible\w*|\.?sudo\w*|__pycache__|log|systemd\S*|user|utmp)(/|$)")
     ours = re.compile("sglang|sm120")
     return {*(path for path in paths if ours.search(path) or not theirs.search(path)), *accounts, *units}
 
