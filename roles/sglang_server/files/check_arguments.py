@@ -5,11 +5,16 @@ Arguments: the YAML files. Exit 0, or one sentence and exit 1: an argument that 
 
 import argparse
 import importlib.metadata
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from sglang.srt import server_args
+# On import torch makes a folder for what it will compile, by default one that stays in /tmp.
+compiled = tempfile.TemporaryDirectory()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
+
+from sglang.srt import server_args  # noqa: E402
 
 
 def refuse(_parser, message):
