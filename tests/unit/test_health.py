@@ -226,6 +226,8 @@ def test_a_reset_in_mid_answer_is_degraded_when_the_server_lives_on() -> None:
 def test_a_reset_in_mid_answer_is_a_crash_when_nobody_is_left() -> None:
     def die(fake: Fake, sock: socket.socket, body: Any) -> None:
         assert fake.server is not None
+        # Closing alone leaves it listening for as long as the server's own thread waits in poll().
+        fake.server.socket.shutdown(socket.SHUT_RDWR)
         fake.server.socket.close()
         break_off(fake, sock, body)
 
