@@ -302,7 +302,7 @@ def at_work(host: Host) -> Iterator[dict[str, str]]:
         pids[unit] = host.sh(f"systemctl show -P MainPID {unit}.service").strip()
         rows.append(f"00000000:00:{address}.0, {pids[unit]}, {name}, 120000\n")
     host.sh("mkdir -p /run/made-up-gpus && cat > /run/made-up-gpus/processes", "".join(rows))
-    record = {"unit": "sglang-main.service", "url": "http://127.0.0.1:9"}
+    record = {"unit": "sglang-main.service", "user": "sglang", "url": "http://127.0.0.1:9"}
     host.sh(
         "mkdir -p /etc/sglang-sm120/main && cat > /etc/sglang-sm120/main/instance.json", json.dumps(record)
     )
