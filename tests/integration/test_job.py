@@ -40,8 +40,9 @@ def host(make_host: Any) -> Host:
 def jit_module(host: Host) -> tuple[int, str]:
     """What FlashInfer says to SM120's wish for the all-reduce kernels."""
     preload = f"LD_PRELOAD={SITE}/nvidia/cu13/lib/libcudart.so.13"  # FlashInfer wants it on import
-    setting = f"HOME=$(mktemp -d) PYTHONDONTWRITEBYTECODE=1 FLASHINFER_CUDA_ARCH_LIST=12.0a {preload}"
-    return host.execute(f"{setting} {VENV}/bin/python -c '{ONE_LINER}'")
+    setting = f"HOME=$home PYTHONDONTWRITEBYTECODE=1 FLASHINFER_CUDA_ARCH_LIST=12.0a {preload}"
+    command = f"{setting} {VENV}/bin/python -c '{ONE_LINER}'"
+    return host.execute(f"home=$(mktemp -d); {command}; code=$?; rm -r $home; exit $code")
 
 
 def names(host: Host) -> set[str]:
