@@ -106,7 +106,6 @@ def test_a_side_that_does_not_start_is_switched_off_and_the_play_fails(host: Hos
     run = host.play(
         playbook="playbooks/promote.yml",
         sglang_promote_again=True,
-        sglang_promote_repeats=1,  # a crash outweighs all figures
         sglang_promote_concurrency=[1],
         sglang_promote_on_arguments={"max-total-tokens": 1, "mem-fraction-static": 0.0001},
         sglang_promote_artifacts_dir=str(artifacts),
