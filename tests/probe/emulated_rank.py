@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).resolve().parents[2] / "roles" / "fusion_probe" / "files" / "program"
-sys.path.insert(0, str(PROGRAM))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "module_utils"), str(ROOT / "roles" / "fusion_probe" / "files" / "program")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
