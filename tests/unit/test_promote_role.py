@@ -66,6 +66,30 @@ MEASURE = """
   tasks:
     - ansible.builtin.include_role: {name: sglang_promote, tasks_from: measure}
 """
+
+
+def measure(tmp_path: Path, fake: Fake, **given: Any) -> tuple[int, str]:
+    """Run the task file over an instance that is the fake server: (exit status, output)."""
+    return play(
+        tmp_path,
+        MEASURE,
+        stand_ins=programs(
+            tmp_path,
+            systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running; echo MainPID=1",
+            journalctl="exit 0",
+        ),
+        sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
+        sm120_gates_facts={"packages": {}, "gates": [], "digest": "ab"},
+        sglang_server_api_keys={"main": ""},
+        sglang_server_facts={
+            "verdicts_dir": str(tmp_path / "verdicts"),
+            "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service"}},
+            "verdict_keys": {"main": "k"},
+        },
+        **given,
+    )
+
+
 SERVES = "- ansible.builtin.debug: {msg: serves}\n"
 DIES = "- {name: Serve, ansible.builtin.fail: {msg: no memory left}}\n"
 
@@ -88,24 +112,11 @@ def test_the_report_is_there_when_what_was_decided_does_not_run(
 
     with serve(speaking("0.5.9")) as fake:
         fake.routes["/generate"] = nonsense
-        code, output = play(
+        code, output = measure(
             tmp_path,
-            MEASURE,
-            stand_ins=programs(
-                tmp_path,
-                systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running; echo MainPID=1",
-                journalctl="exit 0",
-            ),
+            fake,
             sglang_promote_blocks=[],  # nothing was measured: a verdict all the same
             sglang_promote_timeout_seconds=60,
-            sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
-            sm120_gates_facts={"packages": {}, "gates": [], "digest": "ab"},
-            sglang_server_api_keys={"main": ""},
-            sglang_server_facts={
-                "verdicts_dir": str(tmp_path / "verdicts"),
-                "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service"}},
-                "verdict_keys": {"main": "k"},
-            },
         )
     assert code == 2, output
     assert "What was decided does not run as it should" in " ".join(output.split())
@@ -136,29 +147,16 @@ def test_a_side_on_that_crashes_is_worse_and_the_other_is_served(tmp_path: Path)
             reply(it, sock, body)
 
         fake.routes["/generate"] = generate
-        code, output = play(
+        code, output = measure(
             tmp_path,
-            MEASURE,
-            stand_ins=programs(
-                tmp_path,
-                systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running; echo MainPID=1",
-                journalctl="exit 0",
-            ),
+            fake,
             sglang_promote_blocks=["off", "on", "off"],
             sglang_promote_repeats=2,
             sglang_promote_concurrency=[2],
             sglang_promote_requests_per_stream=1,
-            sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
             sglang_verify_text_check="count",
             sglang_verify_vocab_size=64,  # nothing else could tell it here
             sglang_runtime_facts={"device": "cpu", "versions": {}},
-            sm120_gates_facts={"packages": {}, "gates": [], "digest": "ab"},
-            sglang_server_api_keys={"main": ""},
-            sglang_server_facts={
-                "verdicts_dir": str(tmp_path / "verdicts"),
-                "deployed": {"main": {"url": fake.url, "unit": "sglang-main.service"}},
-                "verdict_keys": {"main": "k"},
-            },
         )
         sent = [body["input_ids"] for body in fake.bodies("/generate") if body.get("stream")]
     assert code == 2, output
