@@ -67,6 +67,18 @@ def repair_command(package: Package, file: FileState, python: str | None) -> str
     return f"{called} install --force-reinstall --no-deps {DISTRIBUTIONS[package.name]}=={package.version}"
 
 
+def compare_command(package: Package, file: FileState, python: str | None) -> str:
+    """The command that shows how a file differs from what its package delivered."""
+    if package.source == "git":
+        return f"git -C {shlex.quote(str(package.base))} diff HEAD -- {shlex.quote(file.relative)}"
+    called = f"{shlex.quote(python)} -m pip" if python else "pip"
+    requirement = f"{DISTRIBUTIONS[package.name]}=={package.version}"
+    return (
+        f"{called} install --quiet --no-deps --target /tmp/delivered {requirement} && "
+        f"diff /tmp/delivered/{shlex.quote(file.relative)} {shlex.quote(str(file.path))}"
+    )
+
+
 def problem(finding: Finding, packages: dict[str, Package], python: str | None) -> str:
     """Wanted, found, and what to do next, for a gate that stops the plan."""
     gate, file = finding.gate, finding.file
@@ -89,8 +101,8 @@ def problem(finding: Finding, packages: dict[str, Package], python: str | None) 
         f"{gate.id} ({gate.label}): {file.path} of {name} "
         f"{file.trouble or 'does not have the text expected'}. "
         f"Expected sha256 {file.truth} as delivered{after}; found {file.now or 'no file'}. It was left "
-        f"alone. Look at the change, then put the file back with: {repair_command(package, file, python)} "
-        "and run this again."
+        f"alone. Look at the change: {compare_command(package, file, python)}; then put the file back: "
+        f"{repair_command(package, file, python)} and run this again."
     )
 
 

@@ -89,7 +89,9 @@ def test_the_report_says_why(promoted: Run, told: tuple[dict[str, Any], Path]) -
     assert rate["ratio_high"] < 1
     for side in ("off", "on"):
         (rung,) = run["sides"][side]["rungs"]
-        assert (rung["repeats"], rung["valid"], rung["cached_tokens"]) == (5, True, 0)
+        assert (rung["repeats"], rung["valid"]) == (5, True)
+        # Prompts are random: two may begin with the same token, not with the same text.
+        assert rung["cached_tokens"] < rung["completed"]
     assert (run["method"]["seed"], run["method"]["seed_given"]) == (1, True)
     assert (run["system"]["os"][:6], run["system"]["gpus"]) == ("Debian", [])
     assert run["system"]["versions"]["sglang"] == "0.5.9"

@@ -98,7 +98,7 @@ class Run:
         (folder / "runner").mkdir()
         (folder / "play.yml").write_text(PLAYBOOK.format(root=ROOT))
 
-    def __call__(self, *arguments: str, **changes: Any) -> Result:
+    def __call__(self, *arguments: str, playbook: str = "", **changes: Any) -> Result:
         others = {name: {**self.variables, **values} for name, values in self.others.items()}
         hosts = {"gpu_hosts": {"hosts": {"llm1": {**self.variables, **changes}, **others}}}
         if self.node is not None:
@@ -110,7 +110,7 @@ class Run:
         self.count += 1
         # A process of its own: the stub's threads and the runner's forks do not mix.
         command = [sys.executable, "-m", "ansible_runner", "run", str(self.folder / "runner")]
-        command += [f"--project-dir={ROOT}", f"--playbook={self.folder}/play.yml", f"--inventory={inventory}"]
+        command += [f"--project-dir={ROOT}", f"--playbook={playbook or self.folder / 'play.yml'}", f"--inventory={inventory}"]
         command += [f"--ident={self.count}", f"--cmdline={' '.join(['-vvv', '--diff', *arguments])}"]
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -251,3 +251,23 @@ def test_two_hosts_do_not_share_gpus_and_words_of_the_command_line_have_types(ru
     configs = [run.stub.state.vms[vmid].config for vmid in (200, 201)]
     assert [config["hostpci3"] for config in configs] == ["mapping=gpu3,pcie=1", "mapping=other3,pcie=1"]
     assert [sum(key.startswith("hostpci") for key in config) for config in configs] == [4, 4]
+
+
+def test_a_vm_goes_when_host_and_vm_are_named_and_not_before(run: Run) -> None:
+    assert changed(run("--tags", "provision", pve_gpu_vm_wait_for_ssh=False)) == 1
+    made = run.stub.state.vms[200].config.copy()
+
+    def teardown(**named: str) -> Result:
+        return run("--tags", "provision", playbook="playbooks/teardown.yml", **named)
+
+    assert changed(teardown()) == 0
+    for host, vm in (("", "llm1"), ("llm2", "llm1"), ("llm1", "llm2")):
+        refused = teardown(teardown_confirm=host, pve_gpu_vm_confirm_destroy=vm)
+        assert (refused.code, len(refused.failures()), run.stub.writes) == (2, 1, [])
+    assert run.stub.state.vms[200].config == made
+
+    both = {"teardown_confirm": "llm1", "pve_gpu_vm_confirm_destroy": "llm1"}
+    assert changed(teardown(**both)) == 1
+    assert run.stub.state.vms == {}
+    assert changed(teardown(**both)) == 0
+    assert run.stub.writes == []
