@@ -117,7 +117,7 @@ molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
 integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	$(LAB) bootstrap
 	$(LAB) bake
-	pytest -n 2 --dist loadfile tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+	pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
 
 SERVER_RELEASES ?= 0.5.9 0.5.23
 test-server: $(BIN)/.ready-dev ## faults put into real servers on a lab host, one release after the other (ten minutes)

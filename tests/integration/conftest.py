@@ -12,6 +12,16 @@ FIRST_SERVER_PORT = 30110
 
 MakeHost = Callable[..., Host]
 
+# Files by how long they take: the last of two workers to end is not one that has just begun.
+LONGEST_FIRST = (
+    "test_job test_interruption test_probe test_promote test_runtime test_profiles test_driver test_pve_provision"
+).split()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    turn = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: turn.get(item.path.stem, len(turn)))
+
 
 @pytest.fixture(scope="module")
 def make_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeHost]:
