@@ -17,7 +17,12 @@ SIGNATURES: tuple[Signature, ...] = (
         name="memory.kv_pool",
         role=CAUSE,
         layer="memory",
-        needle=b"Not enough memory. Please try to increase --mem-fraction-static",
+        needle=b"--mem-fraction-static",
+        # The first by releases of every age, the others by newer ones (0.5.23's kv_cache_configurator, pool_configurator).
+        pattern=re.compile(
+            rb"Not enough memory\. Please try to increase|Loaded weights leave no GPU memory for the KV cache"
+            rb"|leaves no room for the full KV pool"
+        ),
         meaning="After the weights nothing is left for the KV cache.",
         advice="Raise mem_fraction_static, or give the weights more GPUs (tp), a smaller context or "
         "quantised KV. "

@@ -6,6 +6,7 @@ update-initramfs, shutdown) and an nvidia-smi that answers with a real machine's
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,10 +42,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables that name the repository: served over HTTP while the tests of this file run."""
-    folder = tmp_path_factory.mktemp("nvidia")
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[dict[str, str]]:
+    """Variables that name a repository with NVIDIA's names, served over HTTP."""
     kernel = subprocess.check_output(["uname", "-r"], text=True).strip()
     sha256 = nvidia_packages.make(folder, kernel)
     handler = functools.partial(Quiet, directory=str(folder / "repository"))
@@ -56,22 +57,28 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def host(make_host: Any, repository: dict[str, str]) -> Host:
-    made: Host = make_host("driver", 10, baked=False)
-    made.sh(
+def set_up(host: Host, repository: dict[str, str]) -> dict[str, str]:
+    """Give a host its stand-ins for two GPUs and no source of packages but this one; the variables that say so."""
+    host.sh(
         "mkdir -p /srv/made-up && cat > /srv/made-up/machine.py", (SUPPORT / "gpu_machine.py").read_text()
     )
     answer = RECORD.read_text().replace("NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Server Edition")
-    made.sh(f"{MACHINE} set_up", answer)
-    made.sh("cat > /srv/made-up/smi-tables", TABLES.read_text())
-    made.sh(": > /etc/apt/sources.list; rm -f /etc/apt/sources.list.d/*; apt-get update -qq")
-    made.variables = {
+    host.sh(f"{MACHINE} set_up", answer)
+    host.sh("cat > /srv/made-up/smi-tables", TABLES.read_text())
+    host.sh(": > /etc/apt/sources.list; rm -f /etc/apt/sources.list.d/*; apt-get update -qq")
+    return {
         **repository,
         "nvidia_repository_contrib_url": "",
         "cuda_toolkit_host_compiler": "lab-compiler",
     }
-    return made
+
+
+@pytest.fixture(scope="module")
+def host(make_host: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    made: Host = make_host("driver", 10, baked=False)
+    with served(tmp_path_factory.mktemp("nvidia")) as repository:
+        made.variables = dict(set_up(made, repository))
+        yield made
 
 
 def state(host: Host) -> list[str]:

@@ -110,7 +110,11 @@ class Run:
         self.count += 1
         # A process of its own: the stub's threads and the runner's forks do not mix.
         command = [sys.executable, "-m", "ansible_runner", "run", str(self.folder / "runner")]
-        command += [f"--project-dir={ROOT}", f"--playbook={playbook or self.folder / 'play.yml'}", f"--inventory={inventory}"]
+        command += [
+            f"--project-dir={ROOT}",
+            f"--playbook={playbook or self.folder / 'play.yml'}",
+            f"--inventory={inventory}",
+        ]
         command += [f"--ident={self.count}", f"--cmdline={' '.join(['-vvv', '--diff', *arguments])}"]
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
