@@ -18,7 +18,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="memory",
         needle=b"--mem-fraction-static",
-        # The first by releases of every age, the others by newer ones (0.5.23's kv_cache_configurator, pool_configurator).
+        # The first by releases of every age; the others by 0.5.23 (kv_cache_configurator.py, pool_configurator.py).
         pattern=re.compile(
             rb"Not enough memory\. Please try to increase|Loaded weights leave no GPU memory for the KV cache"
             rb"|leaves no room for the full KV pool"

@@ -94,16 +94,17 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             LOAD,
             POOL,
-            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.0001. "
-            "Raise --mem-fraction-static above 0.012",
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under "
+            "--mem-fraction-static=0.0001. Raise --mem-fraction-static above 0.012",
         ),
     ),
     (
         "memory.kv_pool",
         (
             LOAD,
-            "RuntimeError: SWA pool cap (4096 tokens, 1.20 GiB) leaves no room for the full KV pool within the available "
-            "1.00 GiB. Reduce --max-running-requests, lower SGLANG_SWA_EVICTION_INTERVAL, or increase --mem-fraction-static.",
+            "RuntimeError: SWA pool cap (4096 tokens, 1.20 GiB) leaves no room for the full KV pool within the "
+            "available 1.00 GiB. Reduce --max-running-requests, lower SGLANG_SWA_EVICTION_INTERVAL, or increase "
+            "--mem-fraction-static.",
         ),
     ),
     (

@@ -122,7 +122,7 @@ def test_a_start_that_fails_ends_the_wait_and_names_the_cause(
 
 
 def test_no_memory_for_the_cache_is_named(launch: Callable[..., Any]) -> None:
-    """Something else takes memory while it starts: the dummy's weights are less than what a machine's memory sways by."""
+    """Others take memory while it starts: the dummy's weights are less than a machine's memory sways by."""
     server = launch("--mem-fraction-static", "0.0001")
     taken: list[bytes] = []
 
