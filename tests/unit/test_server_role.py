@@ -142,6 +142,28 @@ def test_a_stop_that_fails_is_one_sentence(tmp_path: Path, action: str, code: in
         assert json.loads(done.stdout) == ["sglang-a.service"]
 
 
+def test_a_stop_does_not_wait_for_ever_for_a_tool_that_hangs(tmp_path: Path) -> None:
+    for name, does in (
+        ("systemctl", '[ "$1" != is-active ] || echo active'),
+        ("nvidia-smi", "exec sleep 60"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    program = (ROOT / "roles/sglang_server/files/stop.py").read_text()
+    assert "ANSWER_SECONDS = 60\n" in program
+    done = subprocess.run(
+        [sys.executable, "-I", "-", '["sglang-a.service"]', "stop"],
+        input=program.replace("ANSWER_SECONDS = 60\n", "ANSWER_SECONDS = 1\n"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    (sentence,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert sentence.startswith("Wanted: an answer of nvidia-smi --query-compute-apps=pid")
+
+
 PROBE = """
 - hosts: localhost
   gather_facts: false
