@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -184,3 +185,55 @@ def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
         "Mark the user as one that was made here",
         "Make the user",
     ]
+
+
+ACCOUNT = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: "{{ part }}"}
+      loop: [user, home]
+      loop_control: {loop_var: part}
+"""
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("same", [True, False])
+def test_an_account_that_was_not_made_here_is_left_as_it_is(tmp_path: Path, runs: bool, same: bool) -> None:
+    """Also not in what a preview says; `daemon` is on every machine."""
+    home = pwd.getpwnam("daemon").pw_dir if same else "/srv/another"
+    known = {"daemon": {"home": pwd.getpwnam("daemon").pw_dir, "made": False}} if runs else {}
+    given = {
+        "sglang_server_account": {"name": "daemon", "home": home},
+        "sglang_server_facts": {"users": known, "deployed": {}},
+        "__sglang_server_users_dir": str(tmp_path / "users"),
+    }
+    code, output = play(tmp_path, ACCOUNT, "--check", **given)
+    assert (code == 0) is same, output
+    assert "\nchanged:" not in output
+    if not same:
+        assert f"Found: its home is {pwd.getpwnam('daemon').pw_dir}" in output
+        assert "Set sglang_server_home" in output
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_old_home_of_a_user_made_here_goes_before_the_account_changes(
+    tmp_path: Path, there: bool
+) -> None:
+    """One that an interrupted run has removed already does not stand in the way."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    if there:
+        (tmp_path / "old").mkdir()
+    given = {
+        "sglang_server_account": {"name": user, "home": str(tmp_path / "new")},
+        "sglang_server_facts": {
+            "users": {user: {"home": str(tmp_path / "old"), "made": True}},
+            "deployed": {},
+        },
+        "__sglang_server_users_dir": str(tmp_path / "users"),
+    }
+    code, output = play(tmp_path, ACCOUNT, "--check", **given)
+    assert code == 0, output
+    changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
+    removed = ["Remove the old home, where the user was made here and owns it"] if there else []
+    assert changed == [*removed, "Give the user its new home"]
