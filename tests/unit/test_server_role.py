@@ -187,6 +187,36 @@ def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
     ]
 
 
+OTHERS = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: others}
+"""
+
+
+def test_an_operators_own_unit_is_started_again(tmp_path: Path) -> None:
+    """Whoever stopped it; an instance is for the role to start or to leave."""
+    calls = tmp_path / "calls"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f"#!/bin/sh\necho $* >> {calls}\n[ \"$1\" != show ] || printf 'LoadState=loaded\\nActiveState=inactive\\n'\n"
+    )
+    systemctl.chmod(0o755)
+    given = {
+        "sglang_server_facts": {"deployed": {"main": {"unit": "sglang-main.service"}}},
+        "sglang_runtime_stopped_units": ["own.service", "sglang-main.service"],
+        "sm120_gates_stopped_units": ["sglang-main.service", "other.service"],
+    }
+    code, output = play(tmp_path, OTHERS, stand_ins=tmp_path, **given)
+    assert code == 0, output
+    started = [line.split()[-1] for line in calls.read_text().splitlines() if line.startswith("start ")]
+    assert started == ["other.service", "own.service"]
+    calls.write_text("")
+    play(tmp_path, OTHERS, stand_ins=tmp_path, sglang_server_facts=given["sglang_server_facts"])
+    assert calls.read_text() == ""
+
+
 ACCOUNT = """
 - hosts: localhost
   gather_facts: false
