@@ -89,7 +89,9 @@ undone:
   returned: failure
   type: bool
 left:
-  description: Whether packages are left that could not be taken back. They stay in the record.
+  description:
+    - Whether packages are left that could not be taken back. They stay in the record. V(true), too, where the record
+      cannot be read.
   returned: failure
   type: bool
 """
@@ -97,7 +99,16 @@ left:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sm120.apt_packages import Asked, Failed, Refused, Undone, install, remove, run_apt
+from ansible.module_utils.sm120.apt_packages import (
+    Asked,
+    Failed,
+    Record,
+    Refused,
+    Undone,
+    install,
+    remove,
+    run_apt,
+)
 
 
 def main() -> None:
@@ -134,13 +145,13 @@ def main() -> None:
         module.fail_json(msg=problem, problem=problem, undone=True, left=False)
     except Failed as why:
         problem = (
-            f"Wanted: {what}. Found: apt-get failed: {why}. Packages are left, and recorded in {asked.record}. "
+            f"Wanted: {what}. Found: apt failed: {why}. Packages are left, and recorded in {asked.record}. "
             f"Look at dpkg --audit, then run this again. {given['fix']}"
         ).strip()
         module.fail_json(msg=problem, problem=problem, undone=False, left=True)
     except (OSError, ValueError, KeyError, TypeError) as why:
         problem = f"Wanted: {what}, and a readable record {asked.record}. Found: {type(why).__name__}: {why}."
-        module.fail_json(msg=problem, problem=problem)
+        module.fail_json(msg=problem, problem=problem, undone=False, left=Record.has_packages(asked.record))
     module.exit_json(
         changed=done.changed, installed=done.installed, removed=list(done.removed), held=list(done.held)
     )

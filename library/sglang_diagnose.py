@@ -32,7 +32,9 @@ options:
     description: Read the journal only from here on, as C(journalctl --since) takes it.
     type: str
   this_start:
-    description: Of O(unit), read only what its present start has logged.
+    description:
+      - Of O(unit), read only what its present start has logged. Of a unit that systemd knows no start of, nothing is
+        read, and RV(msg) says so.
     type: bool
     default: false
   nvidia_smi:
@@ -132,11 +134,10 @@ def file_blocks(path: Path) -> Iterator[bytes]:
         yield from stream_file(file)
 
 
-def server_blocks(given: dict[str, Any]) -> Iterable[bytes]:
+def server_blocks(given: dict[str, Any], invocation: str) -> Iterable[bytes]:
     if given["path"]:
         return file_blocks(Path(given["path"]))
     if given["unit"]:
-        invocation = unit_state(given["unit"]).invocation if given["this_start"] else ""
         return stream_command(journal_command(given["unit"], invocation, given["since"]))
     return [(given["text"] or "").encode()]
 
@@ -186,8 +187,11 @@ def main() -> None:
     given = module.params
     if not any(given[name] for name in ("path", "unit", "text", "kernel_log", "nvidia_smi")):
         module.fail_json(msg="nothing to read: give one of path, unit, text, kernel_log or nvidia_smi")
+    one_start = given["unit"] and given["this_start"]
     try:
-        server = scan(server_scanner(), server_blocks(given))
+        invocation = unit_state(given["unit"]).invocation if one_start else ""
+        unstarted = one_start and not invocation
+        server = scan(server_scanner(), [] if unstarted else server_blocks(given, invocation))
         kernel = scan(kernel_scanner(), kernel_blocks(given))
         if given["nvidia_smi"]:
             scan(kernel, nvidia_smi_blocks())
@@ -195,13 +199,16 @@ def main() -> None:
         module.fail_json(msg=f"the log cannot be read: {error}")
     cause = first_cause([server, kernel])
     findings = ordered([server, kernel])
+    unread = (
+        f"systemd knows no start of {given['unit']}: nothing of its journal was read; " if unstarted else ""
+    )
     module.exit_json(
         changed=False,
         first_cause=cause.as_dict() if cause else None,
         findings=[one.as_dict() for one in findings],
         fusion=fusion_said(server.findings),
         starts=server.starts,
-        msg=message(cause, findings),
+        msg=unread + message(cause, findings),
     )
 
 

@@ -62,6 +62,15 @@ class Record:
         make_private_folder(path.parent)
         write_file(path, (json.dumps(self.__dict__, indent=1, sort_keys=True) + "\n").encode(), 0o600)
 
+    @classmethod
+    def has_packages(cls, path: Path) -> bool:
+        """Also of a record that cannot be read: what it may have is not given up."""
+        try:
+            record = cls.load(path)
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
+        return record is not None and bool(record.installed)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -178,14 +187,22 @@ def install(run: Run, asked: Asked) -> Done:
         if code != 0:
             left = _undo(run, asked, kept, list(new))
             raise (Failed if left else Undone)(_end_of(said) + left)
-        packages = query(run)
-    hold = to_hold(asked, packages, record)
-    unheld = [name for name in hold if packages[name].want != "hold"]
+    try:
+        unheld = _hold(run, asked, record, query(run) if wrong else packages)
+    except OSError as error:
+        if not wrong:
+            raise
+        raise Failed(f"what was installed could not be held: {error}") from error
+    return Done(bool(wrong or unheld), new, (), tuple(unheld))
+
+
+def _hold(run: Run, asked: Asked, record: Record, packages: Mapping[str, Package]) -> list[str]:
+    """The packages that were put on hold now."""
+    unheld = [name for name in to_hold(asked, packages, record) if packages[name].want != "hold"]
     if unheld and not asked.check:
         _mark(run, "hold", unheld)
-        record = replace(record, held=tuple(dict.fromkeys((*record.held, *unheld))))
-        record.save(asked.record)
-    return Done(bool(wrong or unheld), new, (), tuple(unheld))
+        replace(record, held=tuple(dict.fromkeys((*record.held, *unheld)))).save(asked.record)
+    return unheld
 
 
 def _end_of(said: str, characters: int = 600) -> str:

@@ -41,7 +41,10 @@ class Contents:
 def cache_folder(base: Path) -> Path:
     """The cache below a home or workspace folder; refuses one that leads elsewhere."""
     if not base.is_absolute() or base == Path("/"):
-        raise Refused(f"{base} cannot hold a cache: wanted the absolute path of a home folder, not / itself")
+        raise Refused(
+            f"{base} cannot hold a cache: wanted the absolute path of a home folder, not / itself; "
+            "remove /.cache/flashinfer by hand where there is one"
+        )
     folder = base / ".cache" / "flashinfer"
     for part in (folder.parent, folder):
         if part.is_symlink():

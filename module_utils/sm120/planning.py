@@ -74,8 +74,8 @@ def compare_command(package: Package, file: FileState, python: str | None) -> st
     called = f"{shlex.quote(python)} -m pip" if python else "pip"
     requirement = f"{DISTRIBUTIONS[package.name]}=={package.version}"
     return (
-        f"{called} install --quiet --no-deps --target /tmp/delivered {requirement} && "
-        f"diff /tmp/delivered/{shlex.quote(file.relative)} {shlex.quote(str(file.path))}"
+        f'folder=$(mktemp -d) && {called} install --quiet --no-deps --target "$folder" {requirement} && '
+        f'diff "$folder"/{shlex.quote(file.relative)} {shlex.quote(str(file.path))}'
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 FOLDERS = tuple(
     Path(root, "systemd/system") for root in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
+_COMMENT = re.compile(r"^\s*[#;].*\n?", re.MULTILINE)
 _START = re.compile(r"^\s*ExecStart\s*=(.*)", re.MULTILINE)
 
 
@@ -38,14 +39,15 @@ def _leads_into(path: str, environment: str) -> bool:
 
 
 def _text(parts: Iterable[Path]) -> str:
-    """A unit with its drop-ins, as one text."""
-    return "\n".join(part.read_text(encoding="utf-8", errors="replace") for part in parts if part.is_file())
+    """A unit with its drop-ins, or files of variables, as one text: without comments, each setting on one line."""
+    texts = [part.read_text(encoding="utf-8", errors="replace") for part in parts if part.is_file()]
+    return "\n".join(_COMMENT.sub("", text).replace("\\\n", " ") for text in texts)
 
 
 def _runs_from(text: str, environment: str, virtual: bool) -> bool:
     commands = [
         command
-        for command in _START.findall(text.replace("\\\n", " "))
+        for command in _START.findall(text)
         if virtual or "sglang" in command  # half of the system runs from /usr
     ]
     # Also behind numactl, env or a shell.
@@ -82,7 +84,7 @@ def units_of(environment: Path, folders: Sequence[Path] = FOLDERS) -> list[str]:
 def _assignments(text: str) -> Iterator[tuple[str, str]]:
     """NAME=VALUE of Environment= or of a line of an EnvironmentFile=; nothing where the quotes do not close."""
     try:
-        words = shlex.split(text, comments=True)
+        words = shlex.split(text)
     except ValueError:
         return
     for word in words:
@@ -97,8 +99,7 @@ def _variables(text: str) -> dict[str, str]:
     for line in re.findall(r"^\s*Environment\s*=(.*)$", text, re.MULTILINE):
         given.update(_assignments(line))
     for name in re.findall(r"^\s*EnvironmentFile\s*=\s*-?\"?([^\"\n]+?)\"?\s*$", text, re.MULTILINE):
-        path = Path(name)
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        for line in _text([Path(name)]).splitlines():
             given.update(_assignments(line))
     return given
 
@@ -111,10 +112,17 @@ def _home(text: str) -> str:
         return ""
 
 
+def _holds_kernels(base: str) -> bool:
+    """Whether there may be a cache below a folder; in / of a service user there is none, it could not write there."""
+    if not base.startswith("/") or "%" in base:
+        return False
+    return base != "/" or Path("/.cache/flashinfer").is_dir()
+
+
 def cache_bases(environment: Path, folders: Sequence[Path] = FOLDERS) -> list[str]:
     """Folders below which the units of an environment may keep FlashInfer's kernels: a workspace, and the homes."""
     bases = set()
     for text in _texts_of(environment, folders).values():
         given = _variables(text)
         bases |= {given.get("FLASHINFER_WORKSPACE_BASE", ""), given.get("HOME") or _home(text)}
-    return sorted(base for base in bases if base.startswith("/") and "%" not in base)
+    return sorted(filter(_holds_kernels, bases))

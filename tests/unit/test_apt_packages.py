@@ -224,8 +224,10 @@ def test_a_tool_that_fails_does_not_pass_for_nothing_to_do(
     def run(argv: list[str]) -> tuple[int, str]:
         return (2, "database is locked") if argv[0] == broken else apt(argv)
 
-    with pytest.raises(OSError, match="database is locked"):
+    # Asked before the installation, and after it: what could not be held is installed, and recorded.
+    with pytest.raises(OSError if broken == "dpkg-query" else Failed, match="database is locked"):
         install(run, asked("driver"))
+    assert asked("driver").record.exists() is (broken == "apt-mark")
     install(apt, asked("driver"))
     with pytest.raises(OSError, match="database is locked"):
         remove(run, asked("driver"))
@@ -284,6 +286,41 @@ def test_a_removal_that_fails_holds_again_what_is_left(
     assert "taken back" not in told["msg"]
     assert str(ask.record) in told["msg"]
     assert remove(apt, ask).changed is True
+
+
+def test_what_was_installed_and_could_not_be_looked_at_or_held_is_told_as_left(
+    apt: Apt, asked: Callable[..., Asked], run_module: RunModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = asked("driver")
+    given = {"name": ["driver"], "branch": "580", "record": str(ask.record)}
+    broken = "dpkg-query"
+
+    def run(argv: list[str]) -> tuple[int, str]:
+        locked = argv[0] == broken and "driver" in apt.state
+        return (2, "E: dpkg database is locked") if locked else apt(argv)
+
+    monkeypatch.setattr(module, "run_apt", run)
+    code, told = run_module(module.main, **given)
+    assert (code, told["undone"], told["left"]) == (1, False, True)
+    assert "database is locked" in told["problem"]
+    # The next run installs nothing; what it finds locked is recorded all the same.
+    for broken in ("dpkg-query", "apt-mark"):
+        code, told = run_module(module.main, **given)
+        assert (code, told["undone"], told["left"]) == (1, False, True), broken
+    broken = ""
+    assert run_module(module.main, **given)[1]["held"] == ["driver", "library"]
+
+
+def test_a_tool_that_fails_before_anything_is_installed_leaves_nothing(
+    asked: Callable[..., Asked], run_module: RunModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = asked().record
+    monkeypatch.setattr(module, "run_apt", lambda _: (2, "E: dpkg database is locked"))
+    code, told = run_module(module.main, name=["driver"], record=str(record))
+    assert (code, told["undone"], told["left"]) == (1, False, False)
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    assert run_module(module.main, name=["driver"], record=str(record))[1]["left"] is True
 
 
 @pytest.mark.parametrize(("names", "why"), [(("nothere",), "nothere"), (("driver",), "MiB free")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,22 @@ class Role:
 @pytest.fixture
 def role(make_site: Any, tmp_path: Path) -> Role:
     return Role(tmp_path, make_site("0.5.9", "0.6.3"))
+
+
+def test_teardown_without_the_packages_takes_the_records_away_and_purges(role: Role) -> None:
+    assert role.run()[0] == 0
+    marker, state = role.plant(), role.folder / "state"
+    # Packages that are there, and that the variables do not lead to, keep their records.
+    elsewhere = {f"sm120_gates_{name}_root": f"/nonexistent/{name}" for name in ("sglang", "flashinfer")}
+    code, _, output = role.run("teardown", **elsewhere)
+    assert (code, state.exists(), marker.exists()) == (2, True, True), output
+    shutil.rmtree(role.site)
+    code, _, output = role.run("teardown", "--check")
+    assert (code, state.exists(), marker.exists()) == (0, True, True), output
+    code, _, output = role.run("teardown")
+    assert (code, state.exists(), marker.exists()) == (0, False, False), output
+    code, recap, output = role.run("teardown")
+    assert (code, recap["changed"]) == (0, 0), output
 
 
 def test_check_apply_again_revert_again(role: Role) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.sm120 import defeats, packages, units, versions
+from ansible.module_utils.sm120.planning import compare_command
+from ansible.module_utils.sm120.survey import FileState
 from gates_driver import Gates, RunModule
 
 BOOBY_TRAP = "raise SystemExit('imported')\n"
@@ -256,13 +258,36 @@ def test_a_python_that_hangs_or_chatters_is_told(
         assert defeats.cuda_release(python) is None
 
 
+def test_what_differs_from_the_package_is_shown_by_one_command_as_often_as_it_is_run(tmp_path: Path) -> None:
+    """A pip that, like the real one, leaves a target alone in which the package is already."""
+    python = tmp_path / "a python"
+    python.write_text(
+        '#!/bin/sh\n[ -e "$7/sglang" ] || { mkdir "$7/sglang"; echo delivered > "$7/sglang/a b.py"; }\n'
+    )
+    python.chmod(0o755)
+    package = packages.Package("sglang", "0.5.9", tmp_path / "sglang", "wheel")
+    file = FileState(package, "sglang/a b.py", None, None, None, None, None)
+    command = compare_command(package, file, str(python))
+    assert "\n" not in command
+    file.path.parent.mkdir()
+    for text, code in (("delivered\n", 0), ("mine\n", 1)):
+        file.path.write_text(text)
+        done = subprocess.run(
+            ["sh", "-c", command],
+            env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, "mine" in done.stdout) == (code, bool(code)), done.stderr
+
+
 def test_where_the_units_of_an_environment_keep_kernels(tmp_path: Path) -> None:
     venv_, system = tmp_path / "venv", tmp_path / "system"
     venv_.mkdir()
     (venv_ / "pyvenv.cfg").touch()
     (system / "plain.service.d").mkdir(parents=True)
     (tmp_path / "environment").write_text(
-        '# ours\nHOME="/var/lib/a"\nFLASHINFER_WORKSPACE_BASE="/srv/a b"\nPATH="/bin"\n'
+        '# ours\nHOME="/var/lib/a"\n;it\'s theirs\nFLASHINFER_WORKSPACE_BASE="/srv/a b"\nPATH="/bin"\n'
     )
     start = f"ExecStart={venv_}/bin/python -m x\n"
     (system / "file.service").write_text(f"[Service]\n{start}EnvironmentFile=-{tmp_path}/environment\n")
@@ -270,7 +295,12 @@ def test_where_the_units_of_an_environment_keep_kernels(tmp_path: Path) -> None:
     (system / "plain.service.d/own.conf").write_text(
         '[Service]\nEnvironment="A=b" FLASHINFER_WORKSPACE_BASE=/srv/c\n'
     )
+    (system / "long.service").write_text(
+        f"[Service]\n{start}Environment=A=b#1 HOME=/ \\\n  # ours\n  FLASHINFER_WORKSPACE_BASE=/srv/d#1\n"
+    )
     (system / "odd.service").write_text(f'[Service]\n{start}Environment="open\nEnvironment=HOME=%h\n')
     (system / "other.service").write_text("[Service]\nExecStart=/bin/x\nEnvironment=HOME=/home/other\n")
     root = pwd.getpwnam("root").pw_dir
-    assert units.cache_bases(venv_, [system]) == sorted({root, "/srv/a b", "/srv/c", "/var/lib/a"})
+    assert units.cache_bases(venv_, [system]) == sorted(
+        {root, "/srv/a b", "/srv/c", "/srv/d#1", "/var/lib/a"}
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_play import play
+from local_play import ROOT, play
 
 PLAY = """
 - hosts: localhost
@@ -57,6 +59,33 @@ def test_each_bad_value_is_named_once(tmp_path: Path) -> None:
         (line,) = [each for each in found if key in each]
         assert [name for name in named if name not in line] == []
     assert len(found) == len(wanted), found
+
+
+def test_a_port_that_is_no_number_is_told_once(tmp_path: Path) -> None:
+    found = complaints(tmp_path, sglang_server_instances=[{"instance": "a", "port": "many"}])
+    assert len(found) == 1, found
+    assert "argument 'port'" in found[0]
+    assert "many" in found[0]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_room_is_wanted_for_a_model_of_which_nothing_is_there(tmp_path: Path, begun: bool) -> None:
+    (tmp_path / "models/another").mkdir(parents=True)
+    (tmp_path / "models/another/config.json").write_text("{}")
+    (tmp_path / "models/mine").mkdir()
+    if begun:
+        (tmp_path / "models/mine/config.json").write_text("{}")
+    utils = ROOT / "module_utils/sm120/vocabulary.py"
+    looking = ROOT / "roles/preflight/files/look.py"
+    for folder, there in (("mine", begun), ("none", False)):
+        told = subprocess.run(
+            [sys.executable, "-I", "-", str(tmp_path / "models" / folder)],
+            input=utils.read_text() + "\n" + looking.read_text(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(told.stdout)["model_begun"] is there
 
 
 def test_good_values_pass(tmp_path: Path) -> None:

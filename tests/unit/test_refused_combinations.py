@@ -124,6 +124,13 @@ def test_a_rule_is_met_by_its_case_alone_and_may_be_insisted_on(rule: str) -> No
     assert refused(**wrong, insist=[rule]) == []
 
 
+def test_either_word_for_a_size_counts() -> None:
+    for word in ("tp-size", "tensor-parallel-size"):
+        assert refused(profile="glm5-nvfp4", extra_arguments={word: 4}) == ["glm5-too-few-cards"]
+    for word in ("pp-size", "pipeline-parallel-size"):
+        assert refused("0.5.20", **MTP, tensor_parallel_size=4, extra_arguments={word: 2}) == ["mtp-pipeline"]
+
+
 def test_values_of_a_wrong_type_do_not_stand_in_the_way() -> None:
     assert (
         refused(
@@ -180,6 +187,20 @@ def test_every_value_of_a_profile_has_its_source_beside_it() -> None:
         (
             [{"profile": "glm5-nvfp4", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}],
             {"gpus": 8, "model_mib": 391000},
+        ),
+        (
+            [{"extra_arguments": {"tp-size": 2, "pp-size": "3"}}, {"tensor_parallel_size": 4}],
+            {"gpus": 6, "model_mib": 0},
+        ),
+        (
+            [
+                {
+                    "profile": "glm5-nvfp4",
+                    "tensor_parallel_size": 8,
+                    "extra_arguments": {"tp-size": 2, "pipeline-parallel-size": 2},
+                }
+            ],
+            {"gpus": 4, "model_mib": 391000},
         ),
     ],
 )

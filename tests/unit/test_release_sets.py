@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import ROOT
+from local_play import play
 
 LOCKS = ROOT / "roles/sglang_runtime/files/locks"
 SETS = yaml.safe_load((ROOT / "roles/sglang_runtime/vars/main.yml").read_text())["__sglang_runtime_releases"]
@@ -54,3 +57,37 @@ def test_the_recipe_without_a_network_brings_the_compiler() -> None:
     page = (ROOT / "docs/profiles.md").read_text()
     told = dict(re.findall(r"(nvidia-[a-z-]+)==([\d.]+)", page))
     assert told == release["packages"]
+
+
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_runtime}
+"""
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_finished_venv_gets_the_headers_that_it_lacks(tmp_path: Path, headers: bool) -> None:
+    found: dict[str, Any] = {
+        "venv_module": True,
+        "headers": headers,
+        "interpreter": "3.12",
+        "python": "3.12.3",
+    }
+    found |= {
+        "exists": True,
+        "versions": {},
+        "wrong": {},
+        "leaving": [],
+        "proved": "as wanted",
+        "free_mib": 9,
+    }
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(found)}'\n")
+    python.chmod(0o755)
+    given = {"sglang_runtime_python": str(python), "__sglang_runtime_digest": "as wanted"}
+    code, output = play(tmp_path, PLAY, "--check", **given)
+    assert code == 0, output
+    assert ("Would install python3.12-dev." in output) is not headers
+    assert ("changed=0" in output) is headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -142,6 +143,28 @@ def test_a_stop_that_fails_is_one_sentence(tmp_path: Path, action: str, code: in
         assert json.loads(done.stdout) == ["sglang-a.service"]
 
 
+def test_a_stop_does_not_wait_for_ever_for_a_tool_that_hangs(tmp_path: Path) -> None:
+    for name, does in (
+        ("systemctl", '[ "$1" != is-active ] || echo active'),
+        ("nvidia-smi", "exec sleep 60"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    program = (ROOT / "roles/sglang_server/files/stop.py").read_text()
+    assert "ANSWER_SECONDS = 60\n" in program
+    done = subprocess.run(
+        [sys.executable, "-I", "-", '["sglang-a.service"]', "stop"],
+        input=program.replace("ANSWER_SECONDS = 60\n", "ANSWER_SECONDS = 1\n"),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    (sentence,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert sentence.startswith("Wanted: an answer of nvidia-smi --query-compute-apps=pid")
+
+
 PROBE = """
 - hosts: localhost
   gather_facts: false
@@ -162,3 +185,85 @@ def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
         "Mark the user as one that was made here",
         "Make the user",
     ]
+
+
+OTHERS = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: others}
+"""
+
+
+def test_an_operators_own_unit_is_started_again(tmp_path: Path) -> None:
+    """Whoever stopped it; an instance is for the role to start or to leave."""
+    calls = tmp_path / "calls"
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f"#!/bin/sh\necho $* >> {calls}\n[ \"$1\" != show ] || printf 'LoadState=loaded\\nActiveState=inactive\\n'\n"
+    )
+    systemctl.chmod(0o755)
+    given = {
+        "sglang_server_facts": {"deployed": {"main": {"unit": "sglang-main.service"}}},
+        "sglang_runtime_stopped_units": ["own.service", "sglang-main.service"],
+        "sm120_gates_stopped_units": ["sglang-main.service", "other.service"],
+    }
+    code, output = play(tmp_path, OTHERS, stand_ins=tmp_path, **given)
+    assert code == 0, output
+    started = [line.split()[-1] for line in calls.read_text().splitlines() if line.startswith("start ")]
+    assert started == ["other.service", "own.service"]
+    calls.write_text("")
+    play(tmp_path, OTHERS, stand_ins=tmp_path, sglang_server_facts=given["sglang_server_facts"])
+    assert calls.read_text() == ""
+
+
+ACCOUNT = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: "{{ part }}"}
+      loop: [user, home]
+      loop_control: {loop_var: part}
+"""
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize("same", [True, False])
+def test_an_account_that_was_not_made_here_is_left_as_it_is(tmp_path: Path, runs: bool, same: bool) -> None:
+    """Also not in what a preview says; `daemon` is on every machine."""
+    home = pwd.getpwnam("daemon").pw_dir if same else "/srv/another"
+    known = {"daemon": {"home": pwd.getpwnam("daemon").pw_dir, "made": False}} if runs else {}
+    given = {
+        "sglang_server_account": {"name": "daemon", "home": home},
+        "sglang_server_facts": {"users": known, "deployed": {}},
+        "__sglang_server_users_dir": str(tmp_path / "users"),
+    }
+    code, output = play(tmp_path, ACCOUNT, "--check", **given)
+    assert (code == 0) is same, output
+    assert "\nchanged:" not in output
+    if not same:
+        assert f"Found: its home is {pwd.getpwnam('daemon').pw_dir}" in output
+        assert "Set sglang_server_home" in output
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_old_home_of_a_user_made_here_goes_before_the_account_changes(
+    tmp_path: Path, there: bool
+) -> None:
+    """One that an interrupted run has removed already does not stand in the way."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    if there:
+        (tmp_path / "old").mkdir()
+    given = {
+        "sglang_server_account": {"name": user, "home": str(tmp_path / "new")},
+        "sglang_server_facts": {
+            "users": {user: {"home": str(tmp_path / "old"), "made": True}},
+            "deployed": {},
+        },
+        "__sglang_server_users_dir": str(tmp_path / "users"),
+    }
+    code, output = play(tmp_path, ACCOUNT, "--check", **given)
+    assert code == 0, output
+    changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
+    removed = ["Remove the old home, where the user was made here and owns it"] if there else []
+    assert changed == [*removed, "Give the user its new home"]

@@ -126,6 +126,18 @@ def test_only_this_starts_journal_is_read(
     assert [one["signature"] for one in out["findings"]] == ["fusion.disabled", "fusion.active"]
 
 
+def test_of_a_unit_without_a_start_no_journal_is_read(
+    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"systemctl": "echo LoadState=loaded", "journalctl": f"printf '%s' '{ACTIVE}'"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    _, out = run_module(sglang_diagnose.main, unit="sglang-main.service", this_start=True)
+    assert (out["fusion"]["state"], out["findings"], out["starts"]) == ("unsaid", [], 0)
+    assert "no start of sglang-main.service" in out["msg"]
+
+
 def test_nvidia_smi_is_asked(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(

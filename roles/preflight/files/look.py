@@ -13,7 +13,7 @@ print(
             "systemd": Path("/run/systemd/system").is_dir(),
             # module_utils/sm120/vocabulary.py stands before this; sglang_model says what is wrong with a folder
             "vocab_size": vocabulary_at(sys.argv[1]),  # noqa: F821
-            "model_begun": path.parent.is_dir() and any(path.parent.iterdir()),
+            "model_begun": path.is_dir() and any(path.iterdir()),
         }
     )
 )

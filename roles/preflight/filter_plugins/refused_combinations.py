@@ -11,6 +11,9 @@ from packaging.version import Version
 NOTHING = (None, "", False, 0, "0")
 # Variables of the role sglang_server that stand for more than the argument of their name.
 DSA_ARGUMENTS = ("dsa-prefill-backend", "dsa-decode-backend")
+# Both words that SGLang knows, that which sglang_server takes first before the other.
+TENSOR = ("tp-size", "tensor-parallel-size")
+STAGES = ("pp-size", "pipeline-parallel-size")
 PCIE_IPC = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 
 Values = dict[str, Any]
@@ -49,8 +52,12 @@ def _effective(instance: Values, profile: Values, renamed: list[Values]) -> tupl
 
 def _gpus(arguments: Values) -> tuple[int, int]:
     """(GPUs in all, pipeline stages)."""
-    stages = _number(arguments.get("pipeline-parallel-size"))
-    return _number(arguments.get("tensor-parallel-size")) * stages, stages
+
+    def size(words: tuple[str, ...]) -> int:
+        return _number(next((arguments[word] for word in words if word in arguments), 1))
+
+    stages = size(STAGES)
+    return size(TENSOR) * stages, stages
 
 
 def _met(rule: Values, instance: Values, arguments: Values, environment: Values, release: str) -> bool:

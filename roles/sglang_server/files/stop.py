@@ -12,10 +12,24 @@ import time
 from pathlib import Path
 
 GPU_RELEASE_SECONDS = 60
+ANSWER_SECONDS = 60
+
+
+def said(*argv):
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    asked = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **quiet)
+    try:
+        return asked.communicate(timeout=ANSWER_SECONDS)[0].strip()
+    except subprocess.TimeoutExpired:
+        # Not waited for: what hangs in the driver, as on a card that fell off the bus, does not end by being killed.
+        asked.kill()
+        sys.exit(
+            f"Wanted: an answer of {' '.join(argv)}. Found: none in {ANSWER_SECONDS} s. Look at: dmesg | tail -50"
+        )
 
 
 def systemctl(*arguments):
-    return subprocess.run(["systemctl", *arguments], capture_output=True, text=True).stdout.strip()
+    return said("systemctl", *arguments)
 
 
 def processes(unit):
@@ -30,8 +44,7 @@ def on_gpu():
     """The process ids that nvidia-smi sees computing; none where there is no nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return set()
-    query = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True).stdout
+    answer = said("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
     return {int(line) for line in answer.split() if line.isdigit()}
 
 
