@@ -181,14 +181,16 @@ failure:
   type: dict
   returned: always
 cases:
-  description: Each case with ok, problems, and its figures as multiples of their limits (worst, rms, bias).
+  description: >-
+    Each case with ok, problems, and its figures as multiples of their limits (worst, rms, bias), worst being null where
+    an element is not finite or was not written.
   type: list
   elements: dict
   returned: always
 case_table:
   description: >-
     The same for each launch, hidden size and type - cases, right, error (largest relative error) and worst (as a
-    multiple of its limit).
+    multiple of its limit); both null where an element is not finite or was not written.
   type: list
   elements: dict
   returned: always

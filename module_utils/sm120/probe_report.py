@@ -49,10 +49,16 @@ class Stage:
         }
 
 
+def largest(figures: Iterable[float | None]) -> float | None:
+    """None is the figure of what is not finite: no number is worse."""
+    found = list(figures)
+    return None if None in found else max(float(each) for each in found if each is not None)
+
+
 def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One case as all ranks saw it: the worst figure of each, and every rank's problems by name."""
     worst = {
-        key: max(float(found[key]) for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
+        key: largest(found[key] for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
     }
     problems = [f"rank {rank}: {text}" for rank in sorted(by_rank) for text in by_rank[rank]["problems"]]
     return {**worst, "ok": not problems, "problems": problems[:8]}
@@ -79,7 +85,7 @@ def case_rows(planned: Iterable[Case], found: Sequence[Mapping[str, Any]]) -> li
         row["cases"] += 1
         row["right"] += bool(case["ok"])
         for figure in ("error", "worst"):
-            row[figure] = max(row[figure], case[figure])
+            row[figure] = largest((row[figure], case[figure]))
     return list(rows.values())
 
 
