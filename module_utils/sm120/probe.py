@@ -292,12 +292,13 @@ class Probe:
         settings = self.settings
         rendezvous = settings.work / "rendezvous"
         rendezvous.unlink(missing_ok=True)  # a file store that another run left would pair us with its ranks
+        cases = cases_of(settings)
         config = {
             "ranks": settings.ranks,
             "stages": list(stages),
             "rendezvous": f"file://{rendezvous}",
             "call": self.call.as_dict(),
-            "cases": [case.as_dict() for case in cases_of(settings)],
+            "cases": [case.as_dict() for case in cases],
             "hidden": list(settings.hidden),
             "tokens": list(settings.tokens),
             "eps": settings.eps,
@@ -307,7 +308,14 @@ class Probe:
         }
         # All ranks are on this host, whose name need not resolve for gloo.
         environment = {"GLOO_SOCKET_IFNAME": "lo", **settings.environment, **more}
-        watch = Watch(settings.ranks, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
+        watch = Watch(
+            settings.ranks,
+            stages,
+            time.monotonic(),
+            settings.stage_limits,
+            settings.step_factor,
+            [case.name for case in cases],
+        )
         name = f"compute-group{group}" if more else "compute"
         self._group(settings.rank_program, settings.ranks, config, environment, watch, name)
         return watch

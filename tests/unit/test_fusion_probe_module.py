@@ -50,11 +50,17 @@ config = json.load(sys.stdin)
 say = lambda **k: print(json.dumps(k), flush=True)
 with (Path(os.environ["HOME"]) / "seen").open("a") as sink:
     sink.write(sys.argv[1] + " of " + os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+good = {"worst": 0.9, "rms": 0.7, "bias": 0.2, "error": 0.002, "problems": []}
+kinds = {"numbers": "eager", "graph": "graph"}
 for stage in config["stages"]:
     say(t="begin", stage=stage)
+    for case in config["cases"]:
+        if case["kind"] == kinds.get(stage):
+            say(t="case", case=case["name"], **good)
     say(t="end", stage=stage)
 say(t="done")
 """
+ALL = {"facts.py": FACTS, "build.py": BUILD, "rank.py": RANK}
 
 
 @pytest.fixture
@@ -166,7 +172,7 @@ def test_the_gpus_of_each_group(
         ranks=ranks,
         groups=groups,
         environment={**environment, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})},
-        program={"facts.py": FACTS, "build.py": BUILD, "rank.py": RANK},
+        program=ALL,
     )
     told = tmp_path / "home" / "seen"
     if seen is None:
