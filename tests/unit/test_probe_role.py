@@ -136,6 +136,7 @@ def test_an_instances_own_values_reach_the_probe(probed: dict[str, Any]) -> None
     assert (found["server"]["user"], found["server"]["home"]) == ("other", "/var/lib/other")
     environment = found["probe"]
     assert "HF_TOKEN" not in environment
+    assert "HF_TOKEN" not in found["server"]["environment"]  # a fact, which is shown
     for name, value in {
         "HOME": "/var/lib/other",
         "CUDA_HOME": "/usr/local/cuda-13.0",
