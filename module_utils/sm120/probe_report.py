@@ -10,6 +10,7 @@ from .probe_cases import Case
 
 STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
+NO_WORD = ("memory", "ranks", "visible")  # causes that say nothing about fusion
 
 PLAY = "ansible-playbook -i INVENTORY playbooks/"
 NEXT = {
@@ -19,6 +20,10 @@ NEXT = {
     "aot": f"Remove flashinfer-jit-cache from the environment, then {PLAY}probe.yml",
     "memory": f"Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then {PLAY}probe.yml",
     "preflight": f"See gate fusion.multicast_preflight and free memory: {PLAY}audit.yml",
+    "memory_of": "Stop {units}, which is on the GPUs: systemctl stop {units}, then "
+    f"{PLAY}probe.yml; {PLAY}serve.yml starts it again",
+    "visible": "Name more GPUs in CUDA_VISIBLE_DEVICES of the server's environment (sglang_server_extra_environment), "
+    "or give the server a smaller tensor or pipeline parallel size",
     "ranks": "Give the server a tensor and pipeline parallel size that this host has GPUs for (sglang_server_profile, "
     "sglang_server_tensor_parallel_size)",
     "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
@@ -143,8 +148,11 @@ def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dic
     }
 
 
-def next_step(stage: str, cause: str) -> str:
-    if stage == "nccl":
+def next_step(stage: str, cause: str, holders: Sequence[str] = ()) -> str:
+    """`holders`: units that are on the GPUs, where memory is the cause."""
+    if cause == "memory" and holders:
+        return NEXT["memory_of"].format(units=" ".join(holders))
+    if stage == "nccl" and cause not in NO_WORD:
         return NEXT["p2p"]
     return NEXT.get(
         {"wrong_numbers": "wrong", "time_limit": "hang", "crash": "hang"}.get(cause, cause), NEXT["other"]

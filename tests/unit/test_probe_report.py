@@ -116,7 +116,9 @@ def test_every_failure_has_a_next_step_and_a_silent_nccl_is_p2p() -> None:
         assert next_step(stage, cause) in NEXT.values()
     assert next_step("nccl", "hang") == NEXT["p2p"]
     assert "NCCL_P2P_DISABLE=1" in NEXT["p2p"]
+    assert next_step("nccl", "ranks") == NEXT["ranks"]
     assert next_step("numbers", "hang") == NEXT["hang"]
+    assert "systemctl stop sglang-a.service" in next_step("speed", "memory", ["sglang-a.service"])
     assert next_step("numbers", "wrong_numbers") == NEXT["wrong"]
 
 

@@ -82,6 +82,7 @@ INVENTORIES: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "several": ({"sglang_server_instances": TWO, "asked_of": "own"}, ("own", 4, 2)),
 }
+OF_SOMETHING_ELSE = {"asked", "fewer", "half", "without-p2p"}
 PROBED = """
 - hosts: all
   gather_facts: false
@@ -100,6 +101,7 @@ PROBED = """
           probe: "{{ __fusion_probe_environment }}"
           unit: "{{ lookup('ansible.builtin.template', 'ROOT/roles/sglang_server/templates/environment.j2') }}"
           capability: "{{ fusion_probe_capability }}"
+          of_server: "{{ __fusion_probe_of_server }}"
 """
 
 
@@ -108,6 +110,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("probed")
     hosts = {name: dict(variables) for name, (variables, _) in INVENTORIES.items()}
     hosts["six"]["sm120_gates_capability"] = "12.1"
+    for variables in hosts.values():
+        variables.setdefault("sglang_server_facts", {"gpus": ["GPU-0, 580"]})
     play(folder, PROBED, hosts)
     return {host: json.loads((folder / f"{host}.json").read_text()) for host in hosts}
 
@@ -127,8 +131,14 @@ def test_the_probe_has_the_environment_of_the_unit(probed: dict[str, Any], host:
     lines = [line.split("=", 1) for line in probed[host]["unit"].splitlines() if not line.startswith("#")]
     unit = {name: json.loads(value) for name, value in lines}
     assert unit.pop("HF_TOKEN", "x") == "x"
-    assert {name: str(value) for name, value in probed[host]["probe"].items()} == unit
+    alone = INVENTORIES[host][0].get("fusion_probe_environment", {})
+    assert {name: str(value) for name, value in probed[host]["probe"].items()} == unit | alone
     assert {"HOME", "PATH", "CUDA_HOME"} <= set(unit)
+
+
+@pytest.mark.parametrize("host", INVENTORIES)
+def test_which_verdict_is_about_the_server(probed: dict[str, Any], host: str) -> None:
+    assert probed[host]["of_server"] == (host not in OF_SOMETHING_ELSE)
 
 
 def test_an_instances_own_values_reach_the_probe(probed: dict[str, Any]) -> None:
