@@ -150,6 +150,20 @@ PROBE = """
 """
 
 
+@pytest.mark.parametrize(("home", "code"), [("/usr/sbin", 0), ("/srv/other", 2)])
+def test_the_probe_moves_no_home(tmp_path: Path, home: str, code: int) -> None:
+    record(tmp_path, "main", "daemon")
+    served = {"user": "daemon", "home": home, "python": sys.executable}
+    places = {"__sglang_server_etc": str(tmp_path / "etc"), "__sglang_server_users_dir": str(tmp_path)}
+    got, output = play(tmp_path, PROBE, "--check", __fusion_probe_server=served, **places)
+    assert got == code, output
+    assert "\nchanged:" not in output
+    if code:
+        told = " ".join(output.split())
+        assert "Found: /usr/sbin." in told
+        assert "playbooks/serve.yml" in told
+
+
 def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
     users = tmp_path / "users"
     served = {"user": "sm120-none", "home": "/nonexistent", "python": sys.executable}
