@@ -176,3 +176,29 @@ def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
         "Mark the user as one that was made here",
         "Make the user",
     ]
+
+
+STOPPED = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_runtime, tasks_from: make_way}
+    - ansible.builtin.debug: {msg: "to be served again: {{ sglang_runtime_stopped_units | join(', ') }}."}
+"""
+
+
+def test_what_a_new_release_set_stops_is_remembered(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        '#!/bin/sh\ncase "$*" in *sglang-a*) echo ActiveState=active;; *) echo ActiveState=inactive;; esac\n'
+        "echo LoadState=loaded\n"
+    )
+    systemctl.chmod(0o755)
+    given = {
+        "sglang_runtime_facts": {"exists": False, "leaving": [], "executable": ""},
+        "sglang_runtime_venv": str(tmp_path),
+        "__sglang_runtime_gates": {"units": ["sglang-a.service", "sglang-b.service"]},
+    }
+    code, output = play(tmp_path, STOPPED, "--check", stand_ins=tmp_path, **given)
+    assert code == 0, output
+    assert "to be served again: sglang-a.service." in output
