@@ -106,6 +106,13 @@ options:
       every size.
     type: float
     default: 3.0
+  of_server:
+    description:
+      - Whether this is about what the server runs with, its own ranks and environment. The report of such a run of all
+        stages without a fault is C(report.json), which the server heeds, unless it failed for want of GPUs or of their
+        memory. That of any other run goes to a file of its own.
+    type: bool
+    default: true
   gates_digest:
     description: Digest of the gates, part of what a verdict holds for.
     type: str
@@ -164,7 +171,7 @@ RETURN = r"""
 verdict:
   description: >-
     V(passed) when every stage passed, V(compiled) when only the build was asked for or no GPU is there and it
-    passed, V(failed), or V(incomplete) when stages were left out.
+    passed, V(failed), or V(incomplete) when stages were left out or nothing runs (check mode).
   type: str
   returned: always
 reused:
@@ -181,14 +188,16 @@ failure:
   type: dict
   returned: always
 cases:
-  description: Each case with ok, problems, and its figures as multiples of their limits (worst, rms, bias).
+  description: >-
+    Each case with ok, problems, and its figures as multiples of their limits (worst, rms, bias), worst being null where
+    an element is not finite or was not written.
   type: list
   elements: dict
   returned: always
 case_table:
   description: >-
     The same for each launch, hidden size and type - cases, right, error (largest relative error) and worst (as a
-    multiple of its limit).
+    multiple of its limit); both null where an element is not finite or was not written.
   type: list
   elements: dict
   returned: always
@@ -226,7 +235,7 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.probe import FAULTS, Probe, ProbeError, Settings, environment_facts, key_of
 from ansible.module_utils.sm120.probe_cases import DTYPES, HIDDEN, MODES, RANKS, TOKENS
-from ansible.module_utils.sm120.probe_report import STAGES, Stage
+from ansible.module_utils.sm120.probe_report import NO_WORD, STAGES, Stage
 from ansible.module_utils.sm120.probe_run import Account, gpu_table
 
 REUSABLE = ("passed", "compiled")
@@ -253,7 +262,9 @@ def last_report(path: Path, key: str) -> dict[str, Any] | None:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if report.get("key") != key or report.get("verdict") not in REUSABLE or report["fault"] != "none":
+    if report.get("key") != key or report.get("verdict") not in REUSABLE or report["failure"]:
+        return None
+    if report["fault"] != "none":
         return None
     libraries = [stage["facts"]["library"] for stage in report["stages"] if "library" in stage["facts"]]
     return report if all(os.path.isfile(library) for library in libraries) else None
@@ -288,10 +299,23 @@ def stop(_number: int, _frame: Any) -> NoReturn:
     raise SystemExit(143)
 
 
+def report_name(given: dict[str, Any]) -> str:
+    """What a server relies on is the word of a run about that server; any other neither is nor replaces it."""
+    if given["fault"] != "none":
+        return f"fault-{given['fault']}.json"
+    return "report.json" if given["of_server"] and set(given["stages"]) == set(STAGES) else "other.json"
+
+
+def preview(evidence: Path, gpus: list[dict[str, Any]], note: str) -> dict[str, Any]:
+    stages = [Stage(name, detail=note).as_dict() for name in STAGES]
+    empty = {"failure": None, "cases": [], "case_table": [], "speed": {}, "call": {}, "gpus": gpus}
+    more = {"reused": False, "evidence": str(evidence)}
+    return {"changed": True, "verdict": "incomplete", "stages": stages, **empty, **more}
+
+
 def run(module: AnsibleModule) -> dict[str, Any]:
     given, folder = module.params, Path(module.params["evidence_dir"])
-    # A run with a fault in it says nothing about the host: it neither is nor replaces the verdict.
-    report_path = folder / ("report.json" if given["fault"] == "none" else f"fault-{given['fault']}.json")
+    report_path = folder / report_name(given)
     try:
         account = Account.of(given["user"])
     except KeyError:
@@ -303,6 +327,8 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             f"ranks={ranks}: FlashInfer's kernels exist for {', '.join(map(str, RANKS))} ranks. Set "
             'sglang_server_allreduce_fusion: "off" for a server of this tensor parallel size, or change the size'
         )
+    if module.check_mode and not (Path(given["program_dir"]) / "facts.py").is_file():
+        return preview(report_path, gpus, "check mode; the program is not on this host yet")
     if given["program"] is not None and not module.check_mode:
         write_program(Path(given["program_dir"]), given["program"])
     work = Path(tempfile.mkdtemp(prefix="fusion-probe-"))
@@ -315,10 +341,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         if old is not None:
             return {**old, "changed": False, "reused": True, "evidence": str(report_path)}
         if module.check_mode:
-            stages = [Stage(name, detail="check mode").as_dict() for name in STAGES]
-            empty = {"failure": None, "cases": [], "case_table": [], "speed": {}, "call": {}, "gpus": gpus}
-            more = {"reused": False, "evidence": str(report_path)}
-            return {"changed": True, "verdict": "incomplete", "stages": stages, **empty, **more}
+            return preview(report_path, gpus, "check mode")
         folder.mkdir(parents=True, exist_ok=True)
         progress = folder / "progress.log"
         progress.write_text("", encoding="utf-8")
@@ -332,7 +355,8 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     finally:
         shutil.rmtree(work)
     text = json.dumps(report, indent=1, sort_keys=True)
-    module.atomic_move(_written(folder, text), str(report_path))
+    if not report["failure"] or report["failure"]["cause"] not in NO_WORD:
+        module.atomic_move(_written(folder, text), str(report_path))
     if report["failure"]:
         failed = folder / f"failed-{report['began'].replace(':', '')}.json"
         failed.write_text(text, encoding="utf-8")
@@ -366,6 +390,7 @@ def argument_spec() -> dict[str, Any]:
         "modes": {"type": "list", "elements": "str", "choices": list(MODES), "default": list(MODES)},
         "capability": {"type": "str", "default": "12.0"},
         "max_slowdown": {"type": "float", "default": 3.0},
+        "of_server": {"type": "bool", "default": True},
         "gates_digest": {"type": "str", "default": ""},
         "reuse": {"type": "bool", "default": True},
         "fault": {"type": "str", "choices": list(FAULTS), "default": "none"},

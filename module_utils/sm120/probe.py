@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .gpu_facts import SMI_QUERIES, Host, processes
 from .probe_call import (
     SOURCE,
     FusionCall,
@@ -48,6 +50,12 @@ FAULTS = (
     "crashed_rank",
 )
 GRAPH_MODES = ("auto",)
+# What of the server's environment bears on the probe's outcome; of that, not what only says more about it.
+BEARS = re.compile(
+    r"(NCCL|CUDA|NVCC|FLASHINFER|TORCH|PYTORCH|NVSHMEM|GLOO|TVM_FFI)_|SGLANG_.*(ALL_?REDUCE|FUSION|SYMM|P2P)"
+    r"|(HOME|PATH|PYTHONPATH|LD_PRELOAD|LD_LIBRARY_PATH|LIBRARY_PATH|CPATH|CC|CXX)$"
+)
+TELLS = re.compile(r"NCCL_DEBUG|.*_LOG")
 
 
 @dataclass
@@ -157,7 +165,11 @@ def key_of(
         "gates": digest,
         "gpus": [[gpu["uuid"], gpu["driver"]] for gpu in gpus],
         "program": program.hexdigest(),
-        "environment": settings.environment,
+        "environment": {
+            name: value
+            for name, value in settings.environment.items()
+            if BEARS.match(name) and not TELLS.match(name)
+        },
         "asked": [
             settings.ranks,
             settings.groups,
@@ -178,6 +190,13 @@ def visible(environment: Mapping[str, str], gpus: Sequence[Mapping[str, Any]]) -
     if named is None or not gpus:
         return [str(number) for number in range(len(gpus))]
     return [each.strip() for each in named.split(",") if each.strip()]
+
+
+def units_on_gpus(host: Host) -> list[str]:
+    """The servers' units that have processes on the GPUs. Of others nobody knows here whether they may be stopped."""
+    code, text = host.run(["nvidia-smi", *SMI_QUERIES["processes"]])
+    found = processes(host, text) if code == 0 else []
+    return sorted({process["unit"] for process in found if (process["unit"] or "").startswith("sglang-")})
 
 
 class Probe:
@@ -205,10 +224,11 @@ class Probe:
             if settings.ranks < RANKS[0]:
                 self._leave_out(compute, "one rank: there is nothing to reduce")
             elif len(seen) < settings.ranks * settings.groups and settings.rank_program == "rank.py":
-                self._too_few(compute, len(seen))
+                self._too_few(compute, gpus, seen)
             else:
                 self._compute_all(compute, gpus, seen)
         first = self.failures[0] if self.failures else None
+        holders = units_on_gpus(Host()) if first and first.cause == "memory" else []
         for stage in self.stages.values():
             if first and stage.status == "not_run" and stage.name in settings.stages:
                 stage.detail = f"stage {first.stage} failed before"
@@ -221,7 +241,7 @@ class Probe:
             "fault": settings.fault,
             "failure": None
             if first is None
-            else {**vars(first), "next": next_step(first.stage, first.cause)},
+            else {**vars(first), "next": next_step(first.stage, first.cause, holders)},
             "stages": [stage.as_dict() for stage in self.stages.values()],
             "call": self.call.as_dict(),
             "cases": self.cases,
@@ -239,12 +259,25 @@ class Probe:
             self.stages[name].detail = why
         self.wanted = tuple(name for name in self.wanted if name in BUILD_STAGES)
 
-    def _too_few(self, compute: Sequence[str], found: int) -> None:
-        text = f"{found} GPUs on this host, {self.settings.ranks * self.settings.groups} wanted"
+    def _too_few(
+        self, compute: Sequence[str], gpus: Sequence[Mapping[str, Any]], seen: Sequence[str]
+    ) -> None:
+        cause, found = "ranks", f"{len(gpus)} GPUs on this host"
+        if len(seen) < len(gpus):
+            named = self.settings.environment["CUDA_VISIBLE_DEVICES"]
+            cause = "visible"
+            found = f"{len(seen)} GPUs visible (CUDA_VISIBLE_DEVICES={named}) of {len(gpus)}"
+        text = f"{found}, {self.settings.ranks * self.settings.groups} wanted"
         self._leave_out(compute, text)
-        if found:
-            self.failures.append(Failure(compute[0], "ranks", text))
+        if seen:
+            self.failures.append(Failure(compute[0], cause, text))
             self.stages[compute[0]].status = "failed"
+
+    def _fail_afterwards(self, last: str, cause: str, text: str) -> None:
+        """Of the stage that failed; where none did, of the last one."""
+        stage = next((each for each in self.stages.values() if each.status == "failed"), self.stages[last])
+        stage.status, stage.detail = "failed", "; ".join(filter(None, (stage.detail, text)))
+        self.failures.append(Failure(stage.name, cause, text))
 
     def _build(self, stages: Sequence[str], has_gpus: bool) -> None:
         settings, flashinfer = self.settings, self.facts["packages"]["flashinfer-python"]["version"]
@@ -286,18 +319,19 @@ class Probe:
         self.memory_held = wait_memory_free(gpus, lambda: gpu_table(settings.environment), wait)
         if self.memory_held:
             text = f"GPU memory is not free again: {'; '.join(self.memory_held)}"
-            self.failures.append(Failure(stages[-1], "memory", text))
+            self._fail_afterwards(stages[-1], "memory", text)
 
     def _compute(self, stages: Sequence[str], more: Mapping[str, str], group: int) -> Watch:
         settings = self.settings
         rendezvous = settings.work / "rendezvous"
         rendezvous.unlink(missing_ok=True)  # a file store that another run left would pair us with its ranks
+        cases = cases_of(settings)
         config = {
             "ranks": settings.ranks,
             "stages": list(stages),
             "rendezvous": f"file://{rendezvous}",
             "call": self.call.as_dict(),
-            "cases": [case.as_dict() for case in cases_of(settings)],
+            "cases": [case.as_dict() for case in cases],
             "hidden": list(settings.hidden),
             "tokens": list(settings.tokens),
             "eps": settings.eps,
@@ -307,7 +341,14 @@ class Probe:
         }
         # All ranks are on this host, whose name need not resolve for gloo.
         environment = {"GLOO_SOCKET_IFNAME": "lo", **settings.environment, **more}
-        watch = Watch(settings.ranks, stages, time.monotonic(), settings.stage_limits, settings.step_factor)
+        watch = Watch(
+            settings.ranks,
+            stages,
+            time.monotonic(),
+            settings.stage_limits,
+            settings.step_factor,
+            [case.name for case in cases],
+        )
         name = f"compute-group{group}" if more else "compute"
         self._group(settings.rank_program, settings.ranks, config, environment, watch, name)
         return watch
@@ -343,4 +384,4 @@ class Probe:
             self.failures += [first, *(failure for failure in watch.failures if failure is not first)]
         if found["pids_left"]:
             text = f"processes {found['pids_left']} did not end after SIGKILL: see dmesg"
-            self.failures.append(Failure(next(iter(watch.stages)), "hang", text))
+            self._fail_afterwards(list(watch.stages)[-1], "hang", text)

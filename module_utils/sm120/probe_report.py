@@ -10,6 +10,7 @@ from .probe_cases import Case
 
 STAGES = ("toolchain", "jit", "nccl", "workspace", "numbers", "graph", "speed")
 BUILD_STAGES = ("toolchain", "jit")  # these need no GPU
+NO_WORD = ("memory", "ranks", "visible")  # causes that say nothing about fusion
 
 PLAY = "ansible-playbook -i INVENTORY playbooks/"
 NEXT = {
@@ -19,6 +20,10 @@ NEXT = {
     "aot": f"Remove flashinfer-jit-cache from the environment, then {PLAY}probe.yml",
     "memory": f"Stop what uses the GPUs (systemctl list-units 'sglang-*'; nvidia-smi), then {PLAY}probe.yml",
     "preflight": f"See gate fusion.multicast_preflight and free memory: {PLAY}audit.yml",
+    "memory_of": "Stop {units}, which is on the GPUs: systemctl stop {units}, then "
+    f"{PLAY}probe.yml; {PLAY}serve.yml starts it again",
+    "visible": "Name more GPUs in CUDA_VISIBLE_DEVICES of the server's environment (sglang_server_extra_environment), "
+    "or give the server a smaller tensor or pipeline parallel size",
     "ranks": "Give the server a tensor and pipeline parallel size that this host has GPUs for (sglang_server_profile, "
     "sglang_server_tensor_parallel_size)",
     "p2p": "This is peer-to-peer between the GPUs, not fusion. Check `nvidia-smi topo -p2p r` (all OK), "
@@ -49,10 +54,16 @@ class Stage:
         }
 
 
+def largest(figures: Iterable[float | None]) -> float | None:
+    """None is the figure of what is not finite: no number is worse."""
+    found = list(figures)
+    return None if None in found else max(float(each) for each in found if each is not None)
+
+
 def merge_case(by_rank: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One case as all ranks saw it: the worst figure of each, and every rank's problems by name."""
     worst = {
-        key: max(float(found[key]) for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
+        key: largest(found[key] for found in by_rank.values()) for key in ("worst", "rms", "bias", "error")
     }
     problems = [f"rank {rank}: {text}" for rank in sorted(by_rank) for text in by_rank[rank]["problems"]]
     return {**worst, "ok": not problems, "problems": problems[:8]}
@@ -79,7 +90,7 @@ def case_rows(planned: Iterable[Case], found: Sequence[Mapping[str, Any]]) -> li
         row["cases"] += 1
         row["right"] += bool(case["ok"])
         for figure in ("error", "worst"):
-            row[figure] = max(row[figure], case[figure])
+            row[figure] = largest((row[figure], case[figure]))
     return list(rows.values())
 
 
@@ -137,8 +148,11 @@ def speed_summary(rows: Sequence[Mapping[str, Any]], max_slowdown: float) -> dic
     }
 
 
-def next_step(stage: str, cause: str) -> str:
-    if stage == "nccl":
+def next_step(stage: str, cause: str, holders: Sequence[str] = ()) -> str:
+    """`holders`: units that are on the GPUs, where memory is the cause."""
+    if cause == "memory" and holders:
+        return NEXT["memory_of"].format(units=" ".join(holders))
+    if stage == "nccl" and cause not in NO_WORD:
         return NEXT["p2p"]
     return NEXT.get(
         {"wrong_numbers": "wrong", "time_limit": "hang", "crash": "hang"}.get(cause, cause), NEXT["other"]

@@ -70,12 +70,14 @@ class Watch:
         now: float,
         limits: Mapping[str, float],
         step_factor: float = 1.0,
+        planned: Sequence[str] = (),
     ) -> None:
         self.began = now
         self.ranks = {rank: RankState(stage_since=now, word_at=now) for rank in range(ranks)}
         self.stages = {name: Stage(name) for name in stages}
         self.limits = {**STAGE_LIMIT_SECONDS, **limits}
         self.step_factor = step_factor
+        self.planned = planned  # names of the cases to come
         self.failures: list[Failure] = []
         self.failed_at: float | None = None
         self.case_reports: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -123,10 +125,16 @@ class Watch:
         kind = "eager" if stage.name == "numbers" else "graph"
         found = [case for case in self.cases() if str(case["name"]).startswith(kind)]
         bad = [case for case in found if not case["ok"]]
-        stage.detail = f"{len(found) - len(bad)} of {len(found)} cases right"
+        names = {str(case["name"]) for case in found}
+        lacking = [name for name in self.planned if name.startswith(kind) and name not in names]
+        stage.detail = f"{len(found) - len(bad)} of {len(found) + len(lacking)} cases right"
         if bad:
             text = f"{stage.detail}; {bad[0]['name']}: {'; '.join(bad[0]['problems'][:3])}"
             self.fail(Failure(stage.name, "wrong_numbers", text, case=str(bad[0]["name"])), now)
+        elif lacking or not found:
+            why = f"not told by all ranks: {lacking[0]}" if lacking else "nothing was computed"
+            stage.detail, text = "", f"{stage.detail}; {why}"
+            self.fail(Failure(stage.name, "cases_lacking", text), now)
 
     def fail(self, failure: Failure, now: float) -> None:
         self.failures.append(failure)

@@ -106,6 +106,7 @@ def test_one_row_of_2048_is_found(tmp_path: Path, torch_python: str, fault: str,
     report = run(tmp_path, torch_python, 2, fault=fault, modes=("auto",), tokens=(2048,), dtypes=("bf16",))
     assert report["failure"]["cause"] == "wrong_numbers"
     assert any(words in problem for problem in report["cases"][0]["problems"])
+    assert (report["cases"][0]["worst"] is None) == (fault == "unwritten_row")
 
 
 @pytest.mark.parametrize(

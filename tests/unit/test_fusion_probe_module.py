@@ -50,11 +50,17 @@ config = json.load(sys.stdin)
 say = lambda **k: print(json.dumps(k), flush=True)
 with (Path(os.environ["HOME"]) / "seen").open("a") as sink:
     sink.write(sys.argv[1] + " of " + os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+good = {"worst": 0.9, "rms": 0.7, "bias": 0.2, "error": 0.002, "problems": []}
+kinds = {"numbers": "eager", "graph": "graph"}
 for stage in config["stages"]:
     say(t="begin", stage=stage)
+    for case in config["cases"]:
+        if case["kind"] == kinds.get(stage):
+            say(t="case", case=case["name"], **good)
     say(t="end", stage=stage)
 say(t="done")
 """
+ALL = {"facts.py": FACTS, "build.py": BUILD, "rank.py": RANK}
 
 
 @pytest.fixture
@@ -166,12 +172,15 @@ def test_the_gpus_of_each_group(
         ranks=ranks,
         groups=groups,
         environment={**environment, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {})},
-        program={"facts.py": FACTS, "build.py": BUILD, "rank.py": RANK},
+        program=ALL,
     )
     told = tmp_path / "home" / "seen"
     if seen is None:
         assert code == 1
         assert not told.exists()
+        if visible:
+            assert f"3 GPUs visible (CUDA_VISIBLE_DEVICES={visible}) of 6, 4 wanted" in answer["msg"]
+            assert "Name more GPUs in CUDA_VISIBLE_DEVICES" in answer["msg"]
         return
     assert (code, answer["verdict"], answer["groups"]) == (0, "passed", groups)
     lines = sorted(told.read_text().splitlines())
@@ -198,6 +207,118 @@ def test_a_run_with_a_fault_is_no_verdict_and_replaces_none(probe: Callable[...,
     assert probe()[1]["reused"] is False
     probe(fault="wrong_scale")
     assert probe()[1]["reused"] is True
+
+
+@pytest.fixture
+def on_gpus(probe: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The same on two GPUs, all stages."""
+    environment = {"HOME": str(tmp_path / "home"), "PATH": with_gpus(tmp_path, monkeypatch, 2)}
+
+    def run(**given: Any) -> tuple[int, dict[str, Any]]:
+        more = given.pop("environment", {})
+        answer: tuple[int, dict[str, Any]] = probe(
+            environment={**environment, **more}, **{"program": ALL, "reuse": False, **given}
+        )
+        return answer
+
+    return run
+
+
+def stored(folder: Path, name: str = "report.json") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((folder / "evidence" / name).read_text())
+    return report
+
+
+def test_memory_that_stays_taken_fails_the_probe_and_is_no_verdict(
+    on_gpus: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert on_gpus()[1]["verdict"] == "passed"
+    before = stored(tmp_path)
+    with monkeypatch.context() as held:
+        held.setattr(probe_module, "wait_memory_free", lambda *_: ["GPU 0 (GPU-0): 900 MiB used"])
+        held.setattr(probe_module, "units_on_gpus", lambda _: ["sglang-main.service"])
+        code, answer = on_gpus()
+    assert (code, answer["verdict"], answer["failure"]["cause"]) == (1, "failed", "memory")
+    stage = next(each for each in answer["stages"] if each["name"] == "speed")
+    assert (stage["status"], "not free again" in stage["detail"]) == ("failed", True)
+    assert "systemctl stop sglang-main.service" in answer["msg"]
+    assert stored(tmp_path) == before
+    assert json.loads(Path(answer["evidence"]).read_text())["verdict"] == "failed"
+
+
+def test_processes_that_do_not_end_fail_the_probe(
+    on_gpus: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_group = probe_module.run_group
+
+    def left(job: Any, *more: Any) -> Any:
+        return {**run_group(job, *more), "pids_left": [7] if job.name == "compute" else []}
+
+    monkeypatch.setattr(probe_module, "run_group", left)
+    code, answer = on_gpus()
+    assert (code, answer["verdict"], answer["failure"]["cause"]) == (1, "failed", "hang")
+    assert [each["name"] for each in answer["stages"] if each["status"] == "failed"] == ["speed"]
+    assert stored(tmp_path)["verdict"] == "failed"
+
+
+def test_a_verdict_with_a_failure_in_it_is_not_used_again(probe: Callable[..., Any], tmp_path: Path) -> None:
+    probe()
+    report = stored(tmp_path)
+    report["failure"] = {"stage": "speed", "cause": "memory", "text": "", "next": ""}
+    (tmp_path / "evidence/report.json").write_text(json.dumps(report))
+    assert probe()[1]["reused"] is False
+
+
+@pytest.mark.parametrize(
+    "given", [{"of_server": False}, {"stages": ["toolchain", "jit"]}, {"ranks": 4}], ids=str
+)
+def test_a_run_about_something_else_leaves_the_servers_verdict(
+    on_gpus: Callable[..., Any], tmp_path: Path, given: dict[str, Any]
+) -> None:
+    (tmp_path / "home" / "closed").touch()
+    on_gpus()
+    (tmp_path / "home" / "closed").unlink()
+    assert stored(tmp_path)["failure"]["cause"] == "gate_closed"
+    code, answer = on_gpus(**given)
+    assert code == (1 if "ranks" in given else 0)
+    assert stored(tmp_path)["failure"]["cause"] == "gate_closed"
+    if code == 0:
+        assert answer["evidence"] == str(tmp_path / "evidence/other.json")
+        assert on_gpus(**given, reuse=True)[1]["reused"] is True
+    assert on_gpus(reuse=True)[1]["reused"] is False
+    assert stored(tmp_path)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "bears"),
+    [
+        ("NCCL_P2P_LEVEL", True),
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", True),
+        ("LD_LIBRARY_PATH", True),
+        ("SGLANG_LOG_LEVEL", False),
+        ("NCCL_DEBUG", False),
+        ("FLASHINFER_LOGLEVEL", False),
+        ("OMP_NUM_THREADS", False),
+        ("SM120_GATES_DIGEST", False),
+    ],
+)
+def test_a_verdict_holds_for_the_environment_that_bears_on_it(
+    on_gpus: Callable[..., Any], name: str, bears: bool
+) -> None:
+    on_gpus()
+    assert on_gpus(reuse=True, environment={name: "1,0"})[1]["reused"] is not bears
+
+
+def test_the_units_on_the_gpus_are_told(tmp_path: Path) -> None:
+    units = {71: "sglang-main.service", 72: "user.slice/session-1.scope", 73: "ssh.service"}
+    for pid, unit in units.items():
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cgroup").write_text(f"0::/{unit}\n")
+    rows = "".join(f"00000000:0{pid}:00.0, {pid}, python, 80000\n" for pid in units)
+    host = probe_module.Host(tmp_path, lambda _: (0, rows))
+    assert probe_module.units_on_gpus(host) == ["sglang-main.service"]
+    assert probe_module.units_on_gpus(probe_module.Host(tmp_path, lambda _: (127, ""))) == []
 
 
 def test_a_failure_names_stage_cause_next_step_and_evidence(
@@ -253,6 +374,15 @@ def test_check_mode_runs_and_writes_nothing(probe: Callable[..., Any], tmp_path:
     assert (code, answer["changed"], runs(tmp_path)) == (0, True, 0)
     assert not (tmp_path / "evidence").exists()
     assert {stage["status"] for stage in answer["stages"]} == {"not_run"}
+
+
+def test_check_mode_on_a_host_without_the_program_asks_nothing(
+    probe: Callable[..., Any], tmp_path: Path
+) -> None:
+    code, answer = probe(check=True)
+    assert (code, answer["verdict"], answer["changed"]) == (0, "incomplete", True)
+    assert "not on this host yet" in answer["stages"][0]["detail"]
+    assert not (tmp_path / "program").exists()
 
 
 def test_the_program_folder_holds_exactly_the_program(probe: Callable[..., Any], tmp_path: Path) -> None:

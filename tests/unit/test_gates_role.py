@@ -147,6 +147,22 @@ def test_check_apply_again_revert_again(role: Role) -> None:
     assert role.modules() == ["sm120_gates_info"]
 
 
+def opened(output: str) -> bool:
+    return (
+        re.search(r"TASK \[sm120_gates : Remember that this play opens [^]]*\] \*+\nok:", output) is not None
+    )
+
+
+def test_what_an_earlier_play_opened_is_not_this_ones(role: Role) -> None:
+    code, _, output = role.run(sm120_gates_features=["moe_autotune"])
+    assert (code, opened(output)) == (0, False), output
+    code, _, output = role.run()
+    assert (code, opened(output)) == (0, True), output
+    code, recap, output = role.run(sm120_gates_features=["allreduce_fusion"])  # closes the other
+    assert (code, opened(output)) == (0, False), output
+    assert recap["changed"] > 0
+
+
 def test_every_cache_that_a_variable_names_is_purged(role: Role) -> None:
     bases = {
         name: str(role.folder / name)

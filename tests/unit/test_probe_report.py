@@ -98,13 +98,27 @@ def test_a_case_has_the_worst_figure_of_all_ranks(ranks: int) -> None:
     assert (merged["worst"], merged["rms"], merged["ok"]) == ((ranks - 1) / 10, 1.0, True)
 
 
+def test_a_figure_that_is_not_finite_on_one_rank_has_no_number() -> None:
+    good = {"worst": 0.9, "rms": 0.7, "bias": 0.2, "error": 0.002, "problems": []}
+    lost = {**good, "worst": None, "error": None, "problems": ["norm: 3 elements not finite, row 1"]}
+    merged = merge_case({0: good, 1: lost})
+    assert (merged["worst"], merged["error"], merged["rms"], merged["ok"]) == (None, None, 0.7, False)
+    planned = [Case("eager", 4096, tokens, "bf16", "auto") for tokens in (1, 2, 4)]
+    found = [{"name": case.name, **merge_case({0: good})} for case in planned]
+    found[1] |= merged
+    (row,) = case_rows(planned, found)
+    assert (row["right"], row["error"], row["worst"]) == (2, None, None)
+
+
 def test_every_failure_has_a_next_step_and_a_silent_nccl_is_p2p() -> None:
     causes = ["hang", "time_limit", "crash", "wrong_numbers", "slow", "gate_closed", "exception", "memory"]
     for stage, cause in itertools.product(STAGES, causes):
         assert next_step(stage, cause) in NEXT.values()
     assert next_step("nccl", "hang") == NEXT["p2p"]
     assert "NCCL_P2P_DISABLE=1" in NEXT["p2p"]
+    assert next_step("nccl", "ranks") == NEXT["ranks"]
     assert next_step("numbers", "hang") == NEXT["hang"]
+    assert "systemctl stop sglang-a.service" in next_step("speed", "memory", ["sglang-a.service"])
     assert next_step("numbers", "wrong_numbers") == NEXT["wrong"]
 
 

@@ -81,7 +81,24 @@ INVENTORIES: dict[str, tuple[dict[str, Any], Any]] = {
         "sglang_server_allreduce_fusion",
     ),
     "several": ({"sglang_server_instances": TWO, "asked_of": "own"}, ("own", 4, 2)),
+    # Whether these verdicts are about the server:
+    "same": ({"sglang_server_profile": "glm5-nvfp4", "fusion_probe_ranks": 8}, ("main", 8, 1)),
+    "fewer": ({"sglang_server_profile": "glm5-nvfp4", "fusion_probe_ranks": 2}, ("main", 2, 1)),
+    "half": ({"sglang_server_profile": "glm5-nvfp4-tp4-pp2", "fusion_probe_ranks": 4}, ("main", 4, 1)),
+    "without-gpus": (
+        {"sglang_server_profile": "glm5-nvfp4", "fusion_probe_ranks": 2, "sglang_server_facts": {"gpus": []}},
+        ("main", 2, 1),
+    ),
+    "without-p2p": (
+        {
+            "sglang_server_profile": "glm5-nvfp4",
+            "fusion_probe_environment": {"NCCL_P2P_DISABLE": "1"},
+            "sglang_server_extra_environment": {},
+        },
+        ("main", 8, 1),
+    ),
 }
+OF_SOMETHING_ELSE = {"asked", "fewer", "half", "without-p2p"}
 PROBED = """
 - hosts: all
   gather_facts: false
@@ -100,6 +117,7 @@ PROBED = """
           probe: "{{ __fusion_probe_environment }}"
           unit: "{{ lookup('ansible.builtin.template', 'ROOT/roles/sglang_server/templates/environment.j2') }}"
           capability: "{{ fusion_probe_capability }}"
+          of_server: "{{ __fusion_probe_of_server }}"
 """
 
 
@@ -108,6 +126,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("probed")
     hosts = {name: dict(variables) for name, (variables, _) in INVENTORIES.items()}
     hosts["six"]["sm120_gates_capability"] = "12.1"
+    for variables in hosts.values():
+        variables.setdefault("sglang_server_facts", {"gpus": ["GPU-0, 580"]})
     play(folder, PROBED, hosts)
     return {host: json.loads((folder / f"{host}.json").read_text()) for host in hosts}
 
@@ -127,8 +147,14 @@ def test_the_probe_has_the_environment_of_the_unit(probed: dict[str, Any], host:
     lines = [line.split("=", 1) for line in probed[host]["unit"].splitlines() if not line.startswith("#")]
     unit = {name: json.loads(value) for name, value in lines}
     assert unit.pop("HF_TOKEN", "x") == "x"
-    assert {name: str(value) for name, value in probed[host]["probe"].items()} == unit
+    alone = INVENTORIES[host][0].get("fusion_probe_environment", {})
+    assert {name: str(value) for name, value in probed[host]["probe"].items()} == unit | alone
     assert {"HOME", "PATH", "CUDA_HOME"} <= set(unit)
+
+
+@pytest.mark.parametrize("host", INVENTORIES)
+def test_which_verdict_is_about_the_server(probed: dict[str, Any], host: str) -> None:
+    assert probed[host]["of_server"] == (host not in OF_SOMETHING_ELSE)
 
 
 def test_an_instances_own_values_reach_the_probe(probed: dict[str, Any]) -> None:
@@ -136,6 +162,7 @@ def test_an_instances_own_values_reach_the_probe(probed: dict[str, Any]) -> None
     assert (found["server"]["user"], found["server"]["home"]) == ("other", "/var/lib/other")
     environment = found["probe"]
     assert "HF_TOKEN" not in environment
+    assert "HF_TOKEN" not in found["server"]["environment"]  # a fact, which is shown
     for name, value in {
         "HOME": "/var/lib/other",
         "CUDA_HOME": "/usr/local/cuda-13.0",
@@ -223,6 +250,64 @@ def decided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", DECISIONS)
 def test_a_failed_probe_keeps_fusion_off(decided: dict[str, Any], case: str) -> None:
     assert tuple(decided[case]) == DECISIONS[case][1]
+
+
+# --- after a failed probe --------------------------------------------------------------------------------------------
+DEPLOYED = {
+    name: {"unit": f"sglang-{name}.service", "active": active, "fusion": fusion}
+    for name, active, fusion in (
+        ("fused", "active", True),
+        ("insisting", "active", True),
+        ("plain", "active", False),
+        ("edited", "inactive", True),
+        ("replaced", "inactive", True),
+        ("insisting-too", "inactive", True),
+        ("down", "inactive", True),
+        ("unlisted", "inactive", True),
+    )
+}
+SERVED = """
+- hosts: all
+  gather_facts: false
+  vars_files: [ROOT/roles/sglang_server/vars/main.yml]
+  vars:
+    sglang_server_insist: []
+    sglang_server_instances: "{{ listed }}"
+    sm120_gates_stopped_units: [sglang-edited.service, sglang-insisting-too.service, sglang-unlisted.service]
+    sglang_runtime_stopped_units: [sglang-replaced.service, sglang-edited.service]
+  tasks:
+    - ansible.builtin.set_fact:
+        served: "{{ (served | default({})) | combine({__sglang_server_name: __sglang_server_after_probe}) }}"
+      loop: "{{ __sglang_server_without_fusion }}"
+      loop_control: {loop_var: __sglang_server_name}
+    - ansible.builtin.copy: {content: "{{ served | to_json }}", dest: "{{ answers }}/{{ inventory_hostname }}.json"}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("served")
+    insist = {"insist": ["fusion-probe-failed"]}
+    listed = [
+        {"instance": name, **(insist if name.startswith("insisting") else {})}
+        for name in DEPLOYED
+        if name != "unlisted"
+    ]
+    hosts: dict[str, Any] = {
+        name: {"listed": listed, "sglang_server_facts": {"deployed": DEPLOYED, "probe_failed": failed}}
+        for name, failed in (("wrong", True), ("taken", False), ("closed", True))
+    }
+    hosts["closed"]["sm120_gates_facts"] = {**GATES, "features": {"allreduce_fusion": "closed"}}
+    play(folder, SERVED, hosts)
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in hosts}
+
+
+def test_what_a_failed_probe_leaves_running(served: dict[str, Any]) -> None:
+    off = {"allreduce_fusion": "off"}
+    stopped = {"edited": off, "replaced": off, "insisting-too": {}}
+    assert served["taken"] == stopped
+    assert served["wrong"] == {"fused": off, **stopped}
+    assert served["closed"] == {"fused": off, **stopped, "insisting-too": off}
 
 
 def test_the_report_is_read_from_where_the_module_writes_it() -> None:

@@ -17,8 +17,13 @@ from ansible.module_utils.sm120.probe_watch import (
 GOOD = {"worst": 0.9, "rms": 0.7, "bias": 0.2, "error": 0.002, "problems": []}
 
 
-def watch(ranks: int = 2, stages: tuple[str, ...] = ("nccl", "numbers"), **limits: float) -> Watch:
-    return Watch(ranks, stages, 0.0, limits)
+def watch(
+    ranks: int = 2,
+    stages: tuple[str, ...] = ("nccl", "numbers"),
+    planned: tuple[str, ...] = (),
+    **limits: float,
+) -> Watch:
+    return Watch(ranks, stages, 0.0, limits, planned=planned)
 
 
 def tell(w: Watch, now: float, kind: str, *, ranks: tuple[int, ...] | None = None, **values: Any) -> None:
@@ -74,6 +79,30 @@ def test_a_case_that_one_rank_did_not_report_is_not_a_case() -> None:
     tell(w, 1, "begin", stage="numbers")
     tell(w, 2, "case", ranks=(0,), case="eager a", **GOOD)
     assert w.cases() == []
+
+
+@pytest.mark.parametrize(
+    ("planned", "told", "words"),
+    [
+        ((), (), "0 of 0 cases right; nothing was computed"),
+        (
+            ("eager a", "eager b", "graph a"),
+            ("eager a",),
+            "1 of 2 cases right; not told by all ranks: eager b",
+        ),
+        (("eager a", "eager b", "graph a"), ("eager a", "eager b"), ""),
+    ],
+)
+def test_a_stage_with_fewer_cases_than_planned_fails(
+    planned: tuple[str, ...], told: tuple[str, ...], words: str
+) -> None:
+    w = watch(2, ("numbers",), planned)
+    tell(w, 1, "begin", stage="numbers")
+    for name in told:
+        tell(w, 2, "case", case=name, **GOOD)
+    tell(w, 3, "end", stage="numbers")
+    assert statuses(w) == {"numbers": "failed" if words else "passed"}
+    assert [(each.cause, each.text) for each in w.failures] == ([("cases_lacking", words)] if words else [])
 
 
 def test_graph_cases_are_judged_with_the_graph_stage() -> None:

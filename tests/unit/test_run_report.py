@@ -95,6 +95,9 @@ def written(
     probe = json.loads(PROBE.read_text())
     cases = [Case("eager", 4096, tokens, "bf16", "auto") for tokens in (1, 2)]
     found = [{"name": case.name, "ok": case.tokens == 1, "error": 0.003, "worst": 0.5} for case in cases]
+    lost = Case("graph", 4096, 1, "bf16", "auto")
+    cases.append(lost)
+    found.append({"name": lost.name, "ok": False, "error": None, "worst": None})
     rungs[0]["notes"] = [LOW_POWER_NOTE]
     rungs[1] |= {"power_watts": 431.0, "tokens_per_joule": 1.234}
     code, output = play(
@@ -203,6 +206,7 @@ def test_a_page_tells_gates_probe_system_method_power_and_notes(written: dict[st
     page = Page(written[kind].with_name("report.html"))
     assert ["jit", "fusion.jit", "allreduce_fusion", "open", "/x:7", "closed to SM120"] in page.rows
     assert ["eager", "4096", "bf16", "1 of 2", "3.00e-03", "50 %"] in page.rows
+    assert ["graph", "4096", "bf16", "0 of 1", "not finite", "not finite"] in page.rows
     speed = run["probe"]["speed"][0]
     assert [str(speed["hidden"]), str(speed["tokens"]), str(speed["fused_microseconds"]),
             str(speed["unfused_microseconds"]), f"{speed['ratio']:.2f}"] in page.rows  # fmt: skip

@@ -173,6 +173,20 @@ PROBE = """
 """
 
 
+@pytest.mark.parametrize(("home", "code"), [("/usr/sbin", 0), ("/srv/other", 2)])
+def test_the_probe_moves_no_home(tmp_path: Path, home: str, code: int) -> None:
+    record(tmp_path, "main", "daemon")
+    served = {"user": "daemon", "home": home, "python": sys.executable}
+    places = {"__sglang_server_etc": str(tmp_path / "etc"), "__sglang_server_users_dir": str(tmp_path)}
+    got, output = play(tmp_path, PROBE, "--check", __fusion_probe_server=served, **places)
+    assert got == code, output
+    assert "\nchanged:" not in output
+    if code:
+        told = " ".join(output.split())
+        assert "Found: /usr/sbin." in told
+        assert "playbooks/serve.yml" in told
+
+
 def test_the_probe_marks_the_user_that_it_makes(tmp_path: Path) -> None:
     users = tmp_path / "users"
     served = {"user": "sm120-none", "home": "/nonexistent", "python": sys.executable}
@@ -267,3 +281,29 @@ def test_the_old_home_of_a_user_made_here_goes_before_the_account_changes(
     changed = re.findall(r"TASK \[(?:\w+ : )?([^]]+)\] \*+\nchanged:", output)
     removed = ["Remove the old home, where the user was made here and owns it"] if there else []
     assert changed == [*removed, "Give the user its new home"]
+
+
+STOPPED = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_runtime, tasks_from: make_way}
+    - ansible.builtin.debug: {msg: "to be served again: {{ sglang_runtime_stopped_units | join(', ') }}."}
+"""
+
+
+def test_what_a_new_release_set_stops_is_remembered(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        '#!/bin/sh\ncase "$*" in *sglang-a*) echo ActiveState=active;; *) echo ActiveState=inactive;; esac\n'
+        "echo LoadState=loaded\n"
+    )
+    systemctl.chmod(0o755)
+    given = {
+        "sglang_runtime_facts": {"exists": False, "leaving": [], "executable": ""},
+        "sglang_runtime_venv": str(tmp_path),
+        "__sglang_runtime_gates": {"units": ["sglang-a.service", "sglang-b.service"]},
+    }
+    code, output = play(tmp_path, STOPPED, "--check", stand_ins=tmp_path, **given)
+    assert code == 0, output
+    assert "to be served again: sglang-a.service." in output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ class Inputs:
 
 @dataclass
 class Figures:
-    """Each figure is a multiple of its limit: above 1 fails."""
+    """Each figure is a multiple of its limit: above 1 fails. Infinite: an element that is no number has none."""
 
     worst: float = 0.0  # worst element against the worst-case bound
     rms: float = 0.0  # worst row against the expected size
@@ -122,6 +123,8 @@ def compare(
             figures.problems[f"{name} lost"] = (
                 f"{name}: {lost} elements not finite, row {int((~finite).sum(-1).argmax())}"
             )
+        if not bool(finite.all()):
+            figures.worst = figures.error = math.inf
         error = torch.where(finite, error, torch.zeros_like(error))
         figures.merge(_sizes(name, error, reference, bound, variance))
         if name == "residual":

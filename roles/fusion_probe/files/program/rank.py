@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -28,6 +29,11 @@ class StageFailed(Exception):
     def __init__(self, cause: str, text: str) -> None:
         super().__init__(text)
         self.cause = cause
+
+
+def told(figure: float) -> float | None:
+    """JSON has no infinity."""
+    return figure if math.isfinite(figure) else None
 
 
 class Rank:
@@ -174,10 +180,10 @@ class Rank:
         self.channel.send(
             "case",
             case=case["name"],
-            worst=figures.worst,
+            worst=told(figures.worst),
             rms=figures.rms,
             bias=figures.bias,
-            error=figures.error,
+            error=told(figures.error),
             problems=list(figures.problems.values()),
         )
 
