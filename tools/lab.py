@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Systemd containers that stand in for GPU hosts: the demo and every test that needs a machine use these.
 
-A lab host is a Debian container that boots systemd and is reached over ssh, exactly as a real host is. Nothing is
-pulled from a registry: the base image is made here with mmdebstrap. State lives in .cache/lab; the ssh key, the host
-key and known_hosts are made there, so that host keys are checked as on real hosts. A container's name carries a hash
-of this checkout's path: two checkouts do not meet.
+A lab host is a Debian or Ubuntu container that boots systemd and is reached over ssh, exactly as a real host is.
+Nothing is pulled from a registry: the base image is made here with mmdebstrap. State lives in .cache/lab; the ssh key,
+the host key and known_hosts are made there, so that host keys are checked as on real hosts. A container's name carries
+a hash of this checkout's path: two checkouts do not meet.
 
 Environment:
   SM120_LAB_ENGINE   podman | docker (default: podman)
   SM120_LAB_IMAGE    an image to use instead of the one made here (needs systemd, sshd, python3)
-  SM120_LAB_SUITE    Debian release of the image made here (default: bookworm)
+  SM120_LAB_SUITE    release of the image made here: bookworm (default), another of Debian's, or noble (Ubuntu 24.04)
 """
 
 from __future__ import annotations
@@ -38,6 +38,18 @@ CHECKOUT = hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
 PACKAGES = (
     "systemd systemd-sysv dbus openssh-server sudo python3 python3-venv python3-apt iproute2 ca-certificates procps"
 ).split()
+UBUNTU = "noble"
+UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+# Its sshd is started by a socket, which does not read the options that a lab host's port comes by.
+UBUNTU_OPTIONS = [
+    "--include=apt",
+    '--customize-hook=chroot "$1" systemctl disable ssh.socket',
+    '--customize-hook=chroot "$1" systemctl enable ssh.service',
+]
+UBUNTU_SOURCES = [
+    f"deb [signed-by={UBUNTU_KEYRING}] http://archive.ubuntu.com/ubuntu {suite} main universe restricted"
+    for suite in (UBUNTU, f"{UBUNTU}-updates")
+]
 TOOLS = {
     "podman": "podman runc netavark",
     "mmdebstrap": "mmdebstrap debian-archive-keyring",
@@ -138,15 +150,21 @@ def base_image() -> str:
     given = os.environ.get("SM120_LAB_IMAGE")
     if given:
         return given
-    recipe = hashlib.sha256(" ".join([SUITE, *PACKAGES]).encode()).hexdigest()[:12]
+    options, sources = (UBUNTU_OPTIONS, UBUNTU_SOURCES) if SUITE == UBUNTU else ([], [])
+    recipe = hashlib.sha256(" ".join([SUITE, *PACKAGES, *options, *sources]).encode()).hexdigest()[:12]
     name = f"localhost/sm120-lab-base:{SUITE}-{recipe}"
     if not image_exists(name):
+        if SUITE == UBUNTU and not UBUNTU_KEYRING.exists():
+            raise LabError(
+                f"wanted: {UBUNTU_KEYRING}, to check what the image is made of; found: none. Install the package "
+                "ubuntu-keyring or ubuntu-archive-keyring, or set SM120_LAB_IMAGE to an image that is there."
+            )
         say(f"making the base image {name} with mmdebstrap (about half a minute)")
         STATE.mkdir(parents=True, exist_ok=True)
         tarball = str(STATE / f"base-{recipe}.tar")
-        include = f"--include={','.join(PACKAGES)}"
         try:
-            call("mmdebstrap", "--variant=minbase", include, SUITE, tarball, as_root=True)
+            command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", *options]
+            call(*command, SUITE, tarball, *sources, as_root=True)
             engine("import", tarball, name)
         finally:
             call("rm", "-f", tarball, as_root=True)

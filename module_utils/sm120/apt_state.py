@@ -115,6 +115,7 @@ def to_purge(
     packages: dict[str, Package],
 ) -> tuple[list[str], str]:
     """(what can go without taking anything else along, why some stays). What the operator holds stays."""
+    ours, unheld = list(ours), list(unheld)
     keep = set(held(packages)) - set(unheld)
     present = [
         name
@@ -132,7 +133,15 @@ def to_purge(
     if whole.error:
         return [], whole.error
     if set(whole.remove) <= set(present):
-        return present, ""
+        # Names that came with a later release of ours: Ubuntu's firmware has the release in its name.
+        releases = {packages[name].version for name in unheld if name in packages and packages[name].there}
+        later = [
+            name
+            for name, package in packages.items()
+            if package.there and package.version in releases and name not in {*ours, *keep}
+        ]
+        unneeded = set(purged(present, "--auto-remove").remove) if later else set()
+        return [*present, *(name for name in later if name in unneeded)], ""
     # Something else needs part of it by now: what was asked for goes, and what nothing needs after it.
     asked = [name for name in present if name in set(requested)]
     if not asked:

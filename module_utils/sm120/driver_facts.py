@@ -41,11 +41,16 @@ def live_options(host: gpu_facts.Host, options: Mapping[str, Mapping[str, Any]])
     return found
 
 
+# Kernel metapackages, less those without headers of that name: Ubuntu's extra-virtual needs the generic one, which has
+# them, and uc is Ubuntu Core's.
+IMAGE_METAPACKAGE = re.compile(r"linux-image-(?!\d|.*-dbg|unsigned-|extra-virtual|uc-)(.+)")
+
+
 def header_packages(packages: Mapping[str, Package], kernel: str, built: bool) -> list[str]:
     """Headers of the running kernel and, for those to come, of each image metapackage that is installed."""
     wanted = [] if built else [f"linux-headers-{kernel}"]
     for name, package in packages.items():
-        kind = re.fullmatch(r"linux-image-(?!\d)(?!.*-dbg)(?!unsigned)(.+)", name)
+        kind = IMAGE_METAPACKAGE.fullmatch(name)
         if kind and package.there:
             wanted.append(f"linux-headers-{kind[1]}")
     return wanted

@@ -44,7 +44,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[dict[str, str]]:
-    """Variables that name a repository with NVIDIA's names, served over HTTP."""
+    """Variables that name repositories with NVIDIA's names, a folder for each distribution, served over HTTP."""
     kernel = subprocess.check_output(["uname", "-r"], text=True).strip()
     sha256 = nvidia_packages.make(folder, kernel)
     handler = functools.partial(Quiet, directory=str(folder / "repository"))
@@ -65,9 +65,11 @@ def set_up(host: Host, repository: dict[str, str]) -> dict[str, str]:
     answer = RECORD.read_text().replace("NVIDIA H200", "NVIDIA RTX PRO 6000 Blackwell Server Edition")
     host.sh(f"{MACHINE} set_up", answer)
     host.sh("cat > /srv/made-up/smi-tables", TABLES.read_text())
+    distribution = host.sh(". /etc/os-release; echo $ID").strip()
     host.sh(": > /etc/apt/sources.list; rm -f /etc/apt/sources.list.d/*; apt-get update -qq")
     return {
         **repository,
+        "nvidia_repository_url": f"{repository['nvidia_repository_url']}/{distribution}",
         "nvidia_repository_contrib_url": "",
         "cuda_toolkit_host_compiler": "lab-compiler",
     }
@@ -79,6 +81,11 @@ def host(make_host: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
     with served(tmp_path_factory.mktemp("nvidia")) as repository:
         made.variables = dict(set_up(made, repository))
         yield made
+
+
+@pytest.fixture(scope="module")
+def distribution(host: Host) -> nvidia_packages.Distribution:
+    return nvidia_packages.DISTRIBUTIONS[host.variables["nvidia_repository_url"].rpartition("/")[2]]
 
 
 def state(host: Host) -> list[str]:
@@ -99,10 +106,10 @@ def assert_refused(host: Host, run: Run, before: list[str], *named: str) -> None
 
 def installed(host: Host) -> dict[str, str]:
     """{package: version} of the driver's, with a mark on those on hold."""
-    form = "${Package}|${Version}|${db:Status-Want}\\n"
-    text = host.sh(f"dpkg-query -W -f '{form}' 'nvidia-*' 'libcuda1' 'libnvidia-*'")
+    text = host.sh("dpkg-query -W -f '${Package}|${Version}|${db:Status-Want}\\n'")
     rows = [line.split("|") for line in text.splitlines()]
-    return {name: f"{version} {want}" for name, version, want in rows if version}
+    parts = ("nvidia-", "libnvidia-", "libcuda1")
+    return {name: f"{version} {want}" for name, version, want in rows if version and name.startswith(parts)}
 
 
 def initramfs(host: Host) -> int:
@@ -164,6 +171,7 @@ def test_a_guest_without_a_driver_is_refused_but_not_in_a_preview(host: Host, pr
     assert_same(pristine, state(host))
 
 
+# OLD and MODULES stand for the distribution's package names, OLD_DEB for a file in the repository.
 REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
     "a key with another checksum": (
         "true",
@@ -174,15 +182,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
     "a repository that is not reached": (
         "true",
         {"nvidia_repository_url": "http://127.0.0.1:9", "key": True},
-        ("http://127.0.0.1:9", "refused"),
+        ("http://127.0.0.1:9", "connect to 127.0.0.1:9"),
         "true",
     ),
     "a dependency on hold": (
-        'python3 -c \'import urllib.request as r; r.urlretrieve("URL/dkms_2.8-1_amd64.deb", "/srv/dkms.deb")\''
-        " && dpkg -i /srv/dkms.deb && apt-mark hold dkms",
+        'python3 -c \'import urllib.request as r; r.urlretrieve("URL/OLD_DEB", "/srv/old.deb")\''
+        " && dpkg -i /srv/old.deb && apt-mark hold OLD",
         {},
-        ("dkms", "hold"),
-        "apt-mark unhold dkms && dpkg -P dkms && rm /srv/dkms.deb",
+        ("OLD", "hold"),
+        "apt-mark unhold OLD && dpkg -P OLD && rm /srv/old.deb",
     ),
     "a full disk": (
         "mkdir -p /boot && mount -t tmpfs -o size=8m tmpfs /boot",
@@ -193,7 +201,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
     "a build that fails": (
         "touch /srv/made-up/dkms-fails",
         {},
-        ("nvidia-kernel-open-dkms", "Bad return status"),
+        ("MODULES", "Bad return status"),
         "rm /srv/made-up/dkms-fails",
     ),
     "proprietary modules": (
@@ -214,33 +222,38 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_one_message_and_nothing_changed(host: Host, pristine: list[str], case: str) -> None:
+def test_refused_with_one_message_and_nothing_changed(
+    host: Host, distribution: nvidia_packages.Distribution, pristine: list[str], case: str
+) -> None:
     prepare, values, named, undo = REFUSED[case]
-    url = host.variables["nvidia_repository_url"]
+    old, url = distribution.too_old, host.variables["nvidia_repository_url"]
     given = dict(values)
     if given.pop("key", False):
         given["nvidia_repository_key_url"] = f"{url}/{nvidia_packages.KEYRING}"
-    host.sh(prepare.replace("URL", url))
+
+    def here(text: str) -> str:
+        text = text.replace("URL", url).replace("OLD_DEB", old.file).replace("OLD", old.name)
+        return text.replace("MODULES", distribution.modules)
+
+    host.sh(here(prepare))
     try:
         before = state(host)
-        assert_refused(host, host.play(playbook=DRIVER, **given), before, *named)
+        assert_refused(host, host.play(playbook=DRIVER, **given), before, *map(here, named))
     finally:
-        host.sh(undo)
+        host.sh(here(undo))
     assert_same(pristine, state(host))
 
 
-FOREIGN = """
-for name in libcuda1 libnvidia-ml1 nvidia-driver-cuda; do
-  python3 -c 'import sys, urllib.request as r; r.urlretrieve(sys.argv[1], "/srv/a.deb")' URL/${name}_VERSION_amd64.deb
-  dpkg -i /srv/a.deb
-done
-rm /srv/a.deb
-"""
+FETCH = "import sys, urllib.request as r; r.urlretrieve(sys.argv[1], '/srv/a.deb')"
 
 
-def test_a_good_driver_of_somebody_else_is_left_alone_or_adopted(host: Host, pristine: list[str]) -> None:
-    foreign = FOREIGN.replace("URL", host.variables["nvidia_repository_url"])
-    host.sh(foreign.replace("VERSION", nvidia_packages.NEWER) + f"{MACHINE} driver 590.48.01 open")
+def test_a_good_driver_of_somebody_else_is_left_alone_or_adopted(
+    host: Host, distribution: nvidia_packages.Distribution, pristine: list[str]
+) -> None:
+    for deb in distribution.by_hand():
+        url = f"{host.variables['nvidia_repository_url']}/{deb.file}"
+        host.sh(f'python3 -c "{FETCH}" {url} && dpkg -i /srv/a.deb && rm /srv/a.deb')
+    host.sh(f"{MACHINE} driver 590.48.01 open")
     before = state(host)
     run = host.play(playbook=DRIVER)
     assert run.rc == 0, run.stdout
@@ -255,7 +268,8 @@ def test_a_good_driver_of_somebody_else_is_left_alone_or_adopted(host: Host, pri
     run = host.play(playbook=DRIVER, nvidia_driver_state="absent")
     assert run.rc == 0, run.stdout
     assert_same(before, state(host))
-    host.sh(f"dpkg -P nvidia-driver-cuda libnvidia-ml1 libcuda1; rm -r /run/made-up-gpus; {MACHINE} clear")
+    names = " ".join(deb.name for deb in distribution.by_hand())
+    host.sh(f"dpkg -P {names}; rm -r /run/made-up-gpus; {MACHINE} clear")
     assert_same(pristine, state(host))
 
 
@@ -267,13 +281,15 @@ SETTINGS = {
 }
 
 
-def test_a_driver_is_installed_held_and_set_up(host: Host, pristine: list[str]) -> None:
+def test_a_driver_is_installed_held_and_set_up(
+    host: Host, distribution: nvidia_packages.Distribution, pristine: list[str]
+) -> None:
     made = initramfs(host)
     run = host.play(playbook=DRIVER, **SETTINGS)
     assert run.rc == 0, run.stdout
     now = installed(host)
     assert {f"{nvidia_packages.DRIVER} hold"} == set(now.values()), now  # though a newer branch is offered
-    assert {"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced", "libcuda1"} <= set(now)
+    assert distribution.driver <= set(now)
     assert "nvidia" not in host.sh("apt-get -s dist-upgrade | grep ^Inst || true")
     assert host.read("/proc/driver/nvidia/params") == 'RegistryDwords: "ForceP2P=0x11;RMForceP2PType=1"\n'
     assert host.read("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm") == "Y\n"

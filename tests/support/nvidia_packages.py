@@ -1,8 +1,8 @@
 """A package repository with NVIDIA's names, versions and dependencies, and next to nothing in the packages.
 
 Built with dpkg-deb, indexed as a flat repository and signed with a key made for it, as NVIDIA's is with theirs. Names
-and dependencies follow NVIDIA's packaging for Debian (https://github.com/NVIDIA/debian-packaging-nvidia-driver) and
-the driver installation guide. Programs in them answer from what `gpu_machine.py` laid down on the host.
+and dependencies follow NVIDIA's packaging for Debian (https://github.com/NVIDIA/debian-packaging-nvidia-driver), the
+driver installation guide and Ubuntu's archive. Programs in them answer from what `gpu_machine.py` laid down there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,46 +98,180 @@ class Deb:
     files: dict[str, tuple[str, int]] = field(default_factory=dict)  # {path: (text, mode)}
     scripts: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def file(self) -> str:
+        return f"{self.name}_{self.version}_amd64.deb"
 
-def driver(version: str) -> list[Deb]:
+
+def of_programs(version: str) -> dict[str, dict[str, tuple[str, int]]]:
+    """Files of the packages that have programs, wherever a distribution puts them."""
+    return {
+        "smi": {"usr/bin/nvidia-smi": (NVIDIA_SMI.replace("VERSION", version), 0o755)},
+        "persistenced": {
+            "usr/bin/nvidia-persistenced": ("#!/bin/sh\nexec sleep infinity\n", 0o755),
+            "lib/systemd/system/nvidia-persistenced.service": (PERSISTENCED, 0o644),
+        },
+    }
+
+
+def of_modules(version: str, licence: str = "Dual MIT/GPL") -> dict[str, str]:
+    return {"postinst": DKMS.replace("VERSION", version).replace("LICENSE", licence), "prerm": UNDKMS}
+
+
+def debian(version: str) -> list[Deb]:
     """One release of the driver, with Debian's names: they are the same for every branch."""
     plain = version.partition("-")[0]
     same = f"(= {version})"
-    smi = {"usr/bin/nvidia-smi": (NVIDIA_SMI.replace("VERSION", plain), 0o755)}
-    persist = {
-        "usr/bin/nvidia-persistenced": ("#!/bin/sh\nexec sleep infinity\n", 0o755),
-        "lib/systemd/system/nvidia-persistenced.service": (PERSISTENCED, 0o644),
-    }
-
-    def dkms(licence: str) -> dict[str, str]:
-        return {"postinst": DKMS.replace("VERSION", plain).replace("LICENSE", licence), "prerm": UNDKMS}
-
-    def not_with(other: str) -> dict[str, str]:
-        return {"Conflicts": other}
-
+    files = of_programs(plain)
     module = f"nvidia-kernel-support {same}, dkms (>= 3)"
     return [
         Deb("libcuda1", version),
         Deb("libnvidia-ml1", version),
         Deb("nvidia-modprobe", version),
         Deb("nvidia-kernel-support", version, "nvidia-modprobe (>= 352)"),
-        Deb("nvidia-driver-cuda", version, f"libcuda1 {same}, libnvidia-ml1 {same}", files=smi),
-        Deb("nvidia-persistenced", version, f"libnvidia-ml1 {same}", files=persist),
+        Deb("nvidia-driver-cuda", version, f"libcuda1 {same}, libnvidia-ml1 {same}", files=files["smi"]),
+        Deb("nvidia-persistenced", version, f"libnvidia-ml1 {same}", files=files["persistenced"]),
         Deb(
             "nvidia-kernel-open-dkms",
             version,
             module,
             {"Conflicts": "nvidia-kernel-dkms"},
-            scripts=dkms("Dual MIT/GPL"),
+            scripts=of_modules(plain),
         ),
         Deb(
             "nvidia-kernel-dkms",
             version,
             module,
             {"Conflicts": "nvidia-kernel-open-dkms"},
-            scripts=dkms("NVIDIA"),
+            scripts=of_modules(plain, "NVIDIA"),
         ),
     ]
+
+
+def ubuntu(version: str) -> list[Deb]:
+    """One release with Ubuntu's names and dependencies, read in noble-updates (580.178.04-0ubuntu0.24.04.1).
+
+    The branch is in every name, and the release in the firmware's: a new release brings a package of another name.
+    """
+    plain = version.partition("-")[0]
+    branch = plain.partition(".")[0]
+    files = of_programs(plain)
+    common = f"nvidia-kernel-common-{branch}"
+
+    def only(*names: str, **more: str) -> dict[str, str]:
+        every = ", ".join(names)
+        provided = ", ".join([*names, *more.values()])
+        return {"Conflicts": every, "Replaces": every, "Provides": provided}
+
+    def dkms(flavour: str, licence: str) -> list[Deb]:
+        source = f"nvidia-kernel-source-{branch}{flavour}"
+        near = ", ".join(
+            f"{name} ({limit})" for name in (source, common) for limit in (f"<= {plain}-1", f">= {plain}")
+        )
+        return [
+            Deb(source, version, fields=only("nvidia-kernel-source")),
+            Deb(
+                f"nvidia-dkms-{branch}{flavour}",
+                version,
+                f"dkms, {near}",
+                only("nvidia-dkms-kernel"),
+                scripts=of_modules(plain, licence),
+            ),
+        ]
+
+    return [
+        Deb(f"nvidia-firmware-{branch}-{plain}", version),
+        Deb(
+            common,
+            version,
+            f"libpciaccess0 (>= 0.10.7), nvidia-firmware-{branch}-{plain}",
+            only("nvidia-kernel-common", release=f"{common}-{plain}"),
+        ),
+        Deb(
+            f"libnvidia-compute-{branch}",
+            version,
+            f"{common}-{plain}, ocl-icd-libopencl1",
+            only(
+                "libnvidia-compute",
+                "nvidia-opencl-icd",
+                cuda=f"libcuda1 (= {version})",
+                ml=f"libnvidia-ml1 (= {version})",
+            ),
+        ),
+        Deb(
+            f"nvidia-utils-{branch}",
+            version,
+            f"{common}-{plain}, libnvidia-compute-{branch} (>= {plain})",
+            only("nvidia-smi", "nvidia-utils"),
+            files["smi"],
+        ),
+        Deb(
+            f"nvidia-compute-utils-{branch}",
+            version,
+            f"libnvidia-compute-{branch}",
+            only("nvidia-compute-utils", "nvidia-persistenced"),
+            files["persistenced"],
+        ),
+        *dkms("-open", "Dual MIT/GPL"),
+        *dkms("", "NVIDIA"),
+    ]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What differs between distributions, as far as tests know."""
+
+    release: Callable[[str], list[Deb]]
+    others: tuple[Deb, ...]  # the distribution's own packages that the driver's depend on
+    driver: frozenset[str]  # what a driver is made of, at least
+    modules: str
+    too_old: Deb  # a dependency of a version that the driver does not take
+    foreign: tuple[
+        str, ...
+    ]  # a driver of the newer branch in the order of dependencies, with what it depends on
+
+    def debs(self) -> list[Deb]:
+        return [*self.release(DRIVER), *self.release(NEWER), *self.others, self.too_old]
+
+    def by_hand(self) -> list[Deb]:
+        """A driver that somebody installs by dpkg alone."""
+        known = {deb.name: deb for deb in (*self.release(NEWER), *self.others)}
+        return [known[name] for name in self.foreign]
+
+
+DISTRIBUTIONS = {
+    "debian": Distribution(
+        debian,
+        (Deb("dkms", "3.2.2-1"),),
+        frozenset({"nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced", "libcuda1"}),
+        "nvidia-kernel-open-dkms",
+        Deb("dkms", "2.8-1"),
+        ("libcuda1", "libnvidia-ml1", "nvidia-driver-cuda"),
+    ),
+    "ubuntu": Distribution(
+        ubuntu,
+        (Deb("dkms", "3.0.11-1"), Deb("libpciaccess0", "0.17-3"), Deb("ocl-icd-libopencl1", "2.3.2-1")),
+        frozenset(
+            {
+                "libnvidia-compute-580",
+                "nvidia-dkms-580-open",
+                "nvidia-utils-580",
+                "nvidia-compute-utils-580",
+                "nvidia-firmware-580-580.159.04",
+            }
+        ),
+        "nvidia-dkms-580-open",
+        Deb("libpciaccess0", "0.9-1"),
+        (
+            "libpciaccess0",
+            "ocl-icd-libopencl1",
+            "nvidia-firmware-590-590.48.01",
+            "nvidia-kernel-common-590",
+            "libnvidia-compute-590",
+            "nvidia-utils-590",
+        ),
+    ),
+}
 
 
 def toolkit() -> list[Deb]:
@@ -172,7 +307,7 @@ def build(deb: Deb, folder: Path) -> Path:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)
         (tree / path).chmod(mode)
-    target = folder / f"{deb.name}_{deb.version}_amd64.deb"
+    target = folder / deb.file
     command = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(target)]
     subprocess.run(command, check=True, capture_output=True)
     shutil.rmtree(tree)
@@ -250,22 +385,18 @@ class Key:
 
 
 def make(folder: Path, kernel: str) -> str:
-    """The whole repository, for a host with this kernel; SHA-256 of the keyring package."""
-    served = folder / "repository"
-    served.mkdir(parents=True)
+    """A repository for each distribution, for hosts with this kernel; SHA-256 of the keyring package of them all."""
     headers = Deb(f"linux-headers-{kernel}", "1", files={f"lib/modules/{kernel}/build/Makefile": ("", 0o644)})
-    for deb in [
-        *driver(DRIVER),
-        *driver(NEWER),
-        *toolkit(),
-        headers,
-        Deb("dkms", "3.2.2-1"),
-        Deb("dkms", "2.8-1"),
-    ]:
-        build(deb, served)
-    index(served)
+    folder.mkdir(parents=True, exist_ok=True)
     key = Key(folder / "gnupg")
-    key.sign(served)
-    sha256 = key.keyring(served)
+    sha256 = key.keyring(folder)
+    for name, distribution in DISTRIBUTIONS.items():
+        served = folder / "repository" / name
+        served.mkdir(parents=True)
+        for deb in [*distribution.debs(), *toolkit(), headers]:
+            build(deb, served)
+        index(served)
+        key.sign(served)
+        shutil.copy(folder / KEYRING, served)
     key.close()
     return sha256

@@ -117,6 +117,7 @@ class Apt:
     offered: dict[str, tuple[str, tuple[str, ...]]]
     state: dict[str, Package] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
+    unneeded: set[str] = field(default_factory=set)  # what goes with --auto-remove
     calls: list[list[str]] = field(default_factory=list)
 
     def __call__(self, argv: list[str]) -> tuple[int, str]:
@@ -144,7 +145,7 @@ class Apt:
                     100,
                     "E: Held packages were changed and -y was used without --allow-change-held-packages.",
                 )
-            return self.purge(names, simulated)
+            return self.purge([*names, *(self.unneeded if "--auto-remove" in argv else ())], simulated)
         return 0, ""
 
     def needed(self, name: str) -> list[str]:
@@ -342,6 +343,32 @@ def test_what_something_else_needs_by_now_stays(apt: Apt, asked: Callable[..., A
     ours = ["driver", "library", "modules", "dkms"]
     gone, why = to_purge(apt, ours, ["driver", "modules"], ours, apt.state)
     assert (set(gone), why) == ({"driver", "modules"}, "")
+
+
+def test_what_came_with_a_later_release_goes_too(apt: Apt, asked: Callable[..., Asked]) -> None:
+    """Upgraded by hand within the branch: Ubuntu's firmware is then another package. dkms was there before."""
+    old, new = "580.1-1", "580.2-1"
+    apt.offered = {
+        "driver": (old, ("firmware-580.1", "dkms")),
+        "firmware-580.1": (old, ()),
+        "dkms": ("3", ()),
+    }
+    apt.install(["dkms"], False)
+    before = dict(apt.state)
+    ask = asked("driver")
+    install(apt, ask)
+    apt(["apt-mark", "unhold", "driver", "firmware-580.1"])
+    apt.offered |= {
+        "driver": (new, ("firmware-580.2", "dkms")),
+        "firmware-580.2": (new, ()),
+        "tool": (new, ()),
+    }
+    del apt.state["driver"]
+    apt.install(["driver", "tool"], False)
+    before["tool"] = apt.state["tool"]
+    apt.unneeded = {"firmware-580.2", "dkms"}
+    remove(apt, ask)
+    assert apt.state == before
 
 
 def test_packages_that_were_there_are_held_but_never_removed(apt: Apt, asked: Callable[..., Asked]) -> None:

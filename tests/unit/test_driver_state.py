@@ -10,7 +10,7 @@ from typing import Any
 import nvidia_driver_info
 import pytest
 from ansible.module_utils.sm120 import driver_facts
-from ansible.module_utils.sm120.apt_state import QUERY
+from ansible.module_utils.sm120.apt_state import QUERY, Package
 from ansible.module_utils.sm120.driver_state import NONE, OURS, THEIRS, Wanted, default_packages, judge
 from ansible.module_utils.sm120.gpu_facts import Host
 from conftest import RunModule
@@ -82,6 +82,25 @@ def test_a_bare_guest_gets_everything(tmp_path: Path) -> None:
     assert (judged["owner"], judged["manage"], judged["problems"]) == (NONE, True, [])
     assert judged["missing"] == [*NAMES, f"linux-headers-{KERNEL}", "linux-headers-generic"]
     assert (judged["packages_due"], judged["loaded"], judged["reboot"]) == (True, False, [])
+
+
+@pytest.mark.parametrize(
+    ("image", "headers"),
+    [
+        ("linux-image-virtual", ["linux-headers-virtual"]),
+        ("linux-image-generic-hwe-24.04", ["linux-headers-generic-hwe-24.04"]),
+        ("linux-image-cloud-amd64", ["linux-headers-cloud-amd64"]),
+        ("linux-image-extra-virtual", []),  # depends on linux-image-generic
+        ("linux-image-extra-virtual-hwe-24.04", []),
+        ("linux-image-uc-generic", []),
+        ("linux-image-unsigned-6.8.0-151-generic", []),
+        ("linux-image-6.8.0-151-generic", []),
+        ("linux-image-amd64-dbg", []),
+    ],
+)
+def test_headers_are_asked_for_by_names_that_exist(image: str, headers: list[str]) -> None:
+    known = {image: Package("6.8.0-151.151", "install", "installed")}
+    assert driver_facts.header_packages(known, "6.8.0-151-generic", built=True) == headers
 
 
 @pytest.mark.parametrize(
