@@ -169,7 +169,7 @@ def test_what_the_roles_write_fits_the_schema(written: dict[str, Path], kind: st
 def test_the_summary_tells_notes_and_power(written: dict[str, Path]) -> None:
     lines = [line.strip() for line in written["summary"].read_text().splitlines()]
     assert "Note: fusion sleeps" in lines
-    assert lines[lines.index(f"Note: {LOW_POWER_NOTE}") - 1].startswith("1 streams: ")
+    assert lines[lines.index(f"Note: {LOW_POWER_NOTE}") - 1].startswith("1 stream: ")
     assert any(line.endswith("failed, 431 W, 1.23 tok/J") for line in lines)
 
 
