@@ -176,6 +176,7 @@ PROBE = """
 @pytest.mark.parametrize(("home", "code"), [("/usr/sbin", 0), ("/srv/other", 2)])
 def test_the_probe_moves_no_home(tmp_path: Path, home: str, code: int) -> None:
     record(tmp_path, "main", "daemon")
+    (tmp_path / "daemon").touch()  # made here: somebody else's is refused by its own words
     served = {"user": "daemon", "home": home, "python": sys.executable}
     places = {"__sglang_server_etc": str(tmp_path / "etc"), "__sglang_server_users_dir": str(tmp_path)}
     got, output = play(tmp_path, PROBE, "--check", __fusion_probe_server=served, **places)
