@@ -156,7 +156,7 @@ class Driver:
         for _ in range(concurrency):
             start_next()
         while live:
-            events = poller.poll(1.0, len(live))
+            events = poller.poll(1.0, 1 if pause else len(live))
             if pause and events:
                 # The first to be ready is seldom alone: a server answers its whole batch at once.
                 time.sleep(pause)
