@@ -274,6 +274,9 @@ def _plan_present(spec: VmSpec, facts: Facts) -> Plan:
     if facts.vm is not None and running:
         touched = {*changes.keys, *plan.root_set, *plan.root_delete, *facts.vm.pending}
         plan.restart_required = bool(touched - LIVE_KEYS)
+        if plan.restart_required and spec.allow_restart and spec.state == "started":
+            given_back_mib = int(re.sub(r"\D.*", "", str(facts.vm.config.get("memory", 0))) or 0)
+            plan.findings += preflight.check_room(spec, facts, freed_mib=given_back_mib)
     if plan.first is not None:  # the power comes when the configuration is what it should be
         plan.first = list(plan.steps)
     _power_steps(spec, facts, plan)

@@ -84,7 +84,7 @@ def check_root(spec: VmSpec, facts: Facts, keys: Iterable[str]) -> list[Finding]
             "root-only options",
             f"root@pam with a password (root's API tokens are not root) to change {', '.join(root_keys)}",
             f"{facts.caller}, root_path: {spec.root_path}",
-            "root_path: password with api_user root@pam and api_password; or root_path: ssh "
+            "root_path: password with api_user root@pam, api_password and no api_token_id; or root_path: ssh "
             "(qm set on the node); or remove the options, or set them to what the VM has",
         )
     ]
@@ -108,7 +108,7 @@ def check_owner(spec: VmSpec, facts: Facts) -> Iterator[Finding]:
                 "name",
                 f"{spec.name} to be VM {spec.vmid}",
                 f"VM {item['vmid']} has that name",
-                "choose another",
+                f"set vmid to {item['vmid']} if that VM is meant, otherwise choose another name",
             )
     here = facts.resource(spec.vmid)
     if here is None:
@@ -160,6 +160,18 @@ def _not_ours(spec: VmSpec, config: Mapping[str, object]) -> list[str]:
     return wrong
 
 
+def check_room(spec: VmSpec, facts: Facts, *, freed_mib: int = 0) -> Iterator[Finding]:
+    """Memory for a start; `freed_mib` is what the same VM gives back before it."""
+    available_mib = facts.node_available_mib + freed_mib
+    if facts.node_memory_mib and spec.hugepages is None and spec.memory_mib > available_mib:
+        yield Finding(
+            "memory_mib",
+            f"{spec.memory_mib} MiB available on {spec.node} for the start",
+            f"{available_mib} MiB",
+            "stop other VMs, shrink the ZFS ARC, or lower memory_mib",
+        )
+
+
 def check_place(spec: VmSpec, facts: Facts, *, starts: bool, creates: bool) -> Iterator[Finding]:
     """Processors, memory, storages and the image."""
     cpus = spec.cores * spec.sockets
@@ -173,18 +185,8 @@ def check_place(spec: VmSpec, facts: Facts, *, starts: bool, creates: bool) -> I
             str(spec.memory_mib),
             "lower memory_mib: passthrough pins all of it",
         )
-    elif (
-        starts
-        and facts.node_memory_mib
-        and spec.hugepages is None
-        and spec.memory_mib > facts.node_available_mib
-    ):
-        yield Finding(
-            "memory_mib",
-            f"{spec.memory_mib} MiB available on {spec.node} for the start",
-            f"{facts.node_available_mib} MiB",
-            "stop other VMs, shrink the ZFS ARC, or lower memory_mib",
-        )
+    elif starts:
+        yield from check_room(spec, facts)
     needed = {spec.storage: "images", spec.efi_storage: "images", spec.cloudinit_storage: "images"}
     for name, content in sorted(needed.items()):
         storage = facts.storages.get(name)

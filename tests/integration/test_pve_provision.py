@@ -241,12 +241,16 @@ def test_root_only_options_without_the_node_in_the_inventory(run: Run) -> None:
 
 
 def test_two_hosts_do_not_share_gpus_and_words_of_the_command_line_have_types(run: Run) -> None:
-    run.others = {"llm2": {"pve_gpu_vm_vmid": 201}}
+    address = {"pve_gpu_vm_ipconfig": "ip=127.0.0.2/8"}
+    run.others = {"llm2": {"pve_gpu_vm_vmid": 201, "pve_gpu_vm_mapping_prefix": "other"}}
+    refused = run("--tags", "provision")
+    assert (refused.code, len(refused.failures()), run.stub.requests) == (2, 2, [])
+    run.others = {"llm2": {"pve_gpu_vm_vmid": 201, **address}}
     refused = run("--tags", "provision")
     assert (refused.code, len(refused.failures()), run.stub.requests) == (2, 2, [])
 
     words = ["-e pve_gpu_vm_wait_for_ssh=false", "-e pve_gpu_vm_gpu_count=4"]
-    run.others = {"llm2": {"pve_gpu_vm_vmid": 201, "pve_gpu_vm_mapping_prefix": "other"}}
+    run.others = {"llm2": {"pve_gpu_vm_vmid": 201, "pve_gpu_vm_mapping_prefix": "other", **address}}
     mappings = run.stub.state.mappings
     mappings.update(
         {f"other{index}": {**mappings.pop(f"gpu{index + 4}"), "id": f"other{index}"} for index in range(4)}

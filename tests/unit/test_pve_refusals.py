@@ -270,6 +270,14 @@ def test_memory_of_the_node(vm: Vm) -> None:
     assert vm.ok(state="present")["created"] is True
 
 
+def test_memory_for_a_restart_counts_what_the_vm_gives_back(vm: Vm) -> None:
+    vm.ok()
+    vm.stub.state.free_mib = 100_000
+    vm.refused("memory_mib", memory_mib=700_000, allow_restart=True)
+    assert vm.stub.state.vms[200].status == "running"
+    assert vm.ok(memory_mib=600_000, allow_restart=True)["vm"]["status"] == "running"
+
+
 def test_cores_of_the_node(vm: Vm) -> None:
     vm.refused("cores", cores=129)
 
