@@ -107,6 +107,19 @@ def test_a_python_that_is_not_there_is_named(host: Host) -> None:
     assert "sglang_runtime_python=python3.99" in run.failures()[0]
 
 
+def test_what_was_not_made_here_is_refused_and_outlives_a_teardown(host: Host) -> None:
+    host.sh("mkdir /opt/mine && touch /opt/mine/pyvenv.cfg && echo precious > /opt/mine/notes.txt")
+    run = install(host, "/opt/mine", sglang_runtime_wheel_dir=WHEELS)
+    assert (run.rc, run.changed) == (2, 0), run.stdout
+    assert "/opt/mine holds something else" in run.failures()[0]
+    run = host.play(
+        playbook="playbooks/teardown.yml", teardown_confirm=host.name, sglang_runtime_venv="/opt/mine"
+    )
+    assert run.rc == 0, run.stdout
+    assert host.read("/opt/mine/notes.txt") == "precious\n"
+    assert host.sh("ls /opt/mine").split() == ["notes.txt", "pyvenv.cfg"]
+
+
 def test_a_disk_that_is_too_small_is_refused_before_anything(host: Host) -> None:
     host.sh("mkdir -p /opt/small && mount -t tmpfs -o size=200m none /opt/small")
     run = install(host, "/opt/small/venv", sglang_runtime_wheel_dir=WHEELS)

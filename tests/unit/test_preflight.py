@@ -68,6 +68,20 @@ def test_a_port_that_is_no_number_is_told_once(tmp_path: Path) -> None:
     assert "many" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("sglang_server_port", False, "from 1 to 65535"),
+        ("sglang_server_max_running_requests", -4, "no negative numbers"),
+        ("sglang_runtime_venv", "/", "a folder of its own"),
+        ("sglang_runtime_venv", "//usr/", "a folder of its own"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(tmp_path: Path, name: str, value: Any, wanted: str) -> None:
+    (found,) = complaints(tmp_path, **{name: value})
+    assert wanted in found
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_room_is_wanted_for_a_model_of_which_nothing_is_there(tmp_path: Path, begun: bool) -> None:
     (tmp_path / "models/another").mkdir(parents=True)

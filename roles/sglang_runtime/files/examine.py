@@ -5,7 +5,8 @@ Standard input of python3: no file is left on the target. Arguments: venv, {dist
 Prints JSON: python (the version of the venv's interpreter, or of this one where there is no venv), interpreter (major
 and minor of this one), venv_module (it can make a venv), headers (it has them), exists, site_packages, versions (all
 that is installed), wrong ({distribution: found or null} for what is not as wanted), leaving (what another release set
-brought and this one does not, with whatever shares a file with it: uninstalling one takes that file from both), proved
+brought and this one does not, with whatever shares a file with it: uninstalling one takes that file from both), foreign
+(there is something, and without the mark of the role, its release.txt), proved
 (digest of the release set whose imports were seen to work here), free_mib.
 """
 
@@ -65,6 +66,7 @@ print(
             "headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
             "venv_module": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
             "exists": (venv / "bin/python").exists(),
+            "foreign": venv.is_dir() and any(venv.iterdir()) and not (venv / "release.txt").is_file(),
             "site_packages": str(folders[-1]) if folders else None,
             "versions": versions,
             "wrong": wrong,
