@@ -11,6 +11,8 @@ from typing import Any
 # Both APIs carry the running count under this name. A prompt or an answer cannot fake it: inside JSON text
 # its quotes are escaped, so these bytes only ever stand for the field.
 COUNT = b'"completion_tokens":'
+FINISH = b'"finish_reason":'  # null until the last event
+FINISH_NULL_BYTES = len(FINISH) + len(b" null")
 END_OF_EVENT = b"\n\n"
 END_OF_STREAM = b"data: [DONE]"
 # The chunk framing of one whole event as uvicorn sends it: payload ends in an empty line, then the chunk's
@@ -71,20 +73,26 @@ class Stream:
             # the search below cannot meet a number that a chunk's border cuts in two.
             line = buffer.find(b"\r\n", 0, 10)
             at = buffer.rfind(COUNT, 0, size)
-            if at > 0 and buffer[:line] == b"%x" % (size - line - 4):
-                self._note(buffer, at, size, now)
-                self._last_event = bytes(view[:size])
-                return False
+            if line > 0 and at > 0:
+                try:
+                    count = int(buffer[at + COUNT_BYTES : buffer.find(b",", at, size)])
+                    whole = int(buffer[:line], 16) == size - line - 4
+                except ValueError:  # the count stands last in its object, or this is no chunk
+                    whole = False
+                if whole:
+                    self._note(count, now)
+                    # Only the last event is read again, and to copy every one costs more than this search.
+                    finish = buffer.rfind(FINISH, 0, at)
+                    if buffer.find(b"null", finish, finish + FINISH_NULL_BYTES) < 0:
+                        self._last_event = bytes(view[:size])
+                    return False
         return self._feed_slowly(bytes(view[:size]), now)
 
-    def _note(self, data: bytes | bytearray, at: int, end: int, now: float) -> None:
-        found = NUMBER.match(data, at + COUNT_BYTES, end)
-        if found:
-            count = int(found[0])
-            if count > self.last_count:
-                self.times.append(now)
-                self.counts.append(count)
-                self.last_count = count
+    def _note(self, count: int, now: float) -> None:
+        if count > self.last_count:
+            self.times.append(now)
+            self.counts.append(count)
+            self.last_count = count
         self.latency = now - self.started
 
     def _feed_slowly(self, data: bytes, now: float) -> bool:
@@ -144,7 +152,8 @@ class Stream:
         self._events = self._events[end + 2 :]
         at = whole.rfind(COUNT)
         if at >= 0:
-            self._note(whole, at, len(whole), now)
+            found = NUMBER.match(whole, at + COUNT_BYTES)
+            self._note(int(found[0]) if found else 0, now)
             self._last_event = whole + END_OF_EVENT
         else:
             self.latency = now - self.started

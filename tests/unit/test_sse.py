@@ -90,6 +90,23 @@ def test_several_tokens_in_one_event() -> None:
     assert list(parser.counts) == [4, 8, 10]
 
 
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_a_last_event_with_other_empty_fields_is_still_the_last(space: bytes) -> None:
+    def one(count: int, finish: bytes) -> bytes:
+        parts = (b'"finish_reason":', finish, b', "matched_stop":', b"null", b', "completion_tokens":')
+        return (
+            b'data: {"text": "a", "meta_info": {'
+            + b"".join(part + space if part.endswith(b":") else part for part in parts)
+            + b'%d, "cached_tokens": 0}}\n\n' % count
+        )
+
+    last = one(2, b'{"type": "length", "matched": null}')
+    parser = read([HEAD, chunk(one(1, b"null")), chunk(last), chunk(DONE)])
+    assert parser.error is None
+    assert parser.usage["finish_reason"] == "length"
+    assert list(parser.counts) == [1, 2]
+
+
 def test_a_stream_that_breaks_off_is_an_error_with_its_count() -> None:
     parser = read([HEAD, *(chunk(one) for one in stream(9)[:3])])
     assert parser.error is not None
