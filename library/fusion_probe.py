@@ -235,8 +235,8 @@ from typing import Any, NoReturn
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.probe import FAULTS, Probe, ProbeError, Settings, environment_facts, key_of
 from ansible.module_utils.sm120.probe_cases import DTYPES, HIDDEN, MODES, RANKS, TOKENS
-from ansible.module_utils.sm120.probe_report import NO_WORD, STAGES, Stage
-from ansible.module_utils.sm120.probe_run import Account, gpu_table
+from ansible.module_utils.sm120.probe_report import BUILD_STAGES, NO_WORD, STAGES, Stage
+from ansible.module_utils.sm120.probe_run import Account, DriverSilent, gpu_table
 
 REUSABLE = ("passed", "compiled")
 
@@ -320,7 +320,15 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         account = Account.of(given["user"])
     except KeyError:
         raise ProbeError(f"no user {given['user']} on this host: make it first, or name another") from None
-    gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")})
+    computes = bool(set(given["stages"]) - set(BUILD_STAGES))
+    try:
+        gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, must_answer=computes)
+    except DriverSilent as error:
+        raise ProbeError(
+            f"wanted: the GPUs of this host, to compute with them; found: nvidia-smi, {error}. Mend the driver first "
+            "(playbooks/driver.yml; journalctl -k | grep -iE 'nvrm|nvidia'), or ask for the build alone: stages "
+            f"{', '.join(BUILD_STAGES)}"
+        ) from None
     ranks = given["ranks"] or len(gpus) or RANKS[0]
     if gpus and ranks not in (1, *RANKS):
         raise ProbeError(

@@ -246,6 +246,14 @@ def copy_in(name: str, files: dict[str, tuple[str, int]]) -> None:
     engine("cp", "-", f"{container(name)}:/", stdin=buffer.getvalue())
 
 
+def port_number(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise LabError(
+            f"wanted: a port from 1 to 65535 for ssh (SM120_DEMO_PORT for the demo); found: {text!r}. Correct it."
+        )
+    return int(text)
+
+
 def refuse_taken_port(name: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -385,7 +393,7 @@ def main() -> None:
     actions.add_parser("bake", help="make the image that carries the demo's runtime and model")
     start = actions.add_parser("up", help="start a host")
     start.add_argument("name")
-    start.add_argument("--port", type=int, required=True, help="its ssh port on 127.0.0.1")
+    start.add_argument("--port", type=port_number, required=True, help="its ssh port on 127.0.0.1")
     start.add_argument("--image")
     start.add_argument("--baked", action="store_true", help="on the image that has the runtime and model")
     for action, text in (("down", "remove a host"), ("shell", "a root shell on a host")):
@@ -393,7 +401,6 @@ def main() -> None:
     keep = actions.add_parser("commit", help="stop a host and keep its files as an image")
     keep.add_argument("name")
     keep.add_argument("image")
-    given = vars(parser.parse_args())
     known = {
         "bootstrap": bootstrap,
         "bake": bake,
@@ -402,9 +409,9 @@ def main() -> None:
         "shell": shell,
         "commit": commit,
     }
-    action = known[given.pop("action")]
     try:
-        action(**given)
+        given = vars(parser.parse_args())
+        known[given.pop("action")](**given)
     except LabError as error:
         sys.exit(f"lab: {error}")
 

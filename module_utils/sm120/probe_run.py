@@ -211,17 +211,26 @@ def tail(path: Path) -> str:
         return log.read().decode("utf-8", "replace")
 
 
-def gpu_table(environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What nvidia-smi says of each GPU; empty where there is no driver."""
+class DriverSilent(Exception):
+    """nvidia-smi is there and does not tell the GPUs; the message is what it says instead."""
+
+
+def gpu_table(environment: Mapping[str, str], *, must_answer: bool = False) -> list[dict[str, Any]]:
+    """What nvidia-smi says of each GPU; empty where it is not there, or has no answer and need not have one."""
     fields = "index,uuid,name,driver_version,memory.used,memory.total"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=60, env=dict(environment)
         )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+        silence = f"exit {done.returncode}: {(done.stdout + done.stderr).strip()}" if done.returncode else ""
+    except FileNotFoundError:
         return []
-    if done.returncode:
+    except subprocess.TimeoutExpired:
+        silence = "no answer in 60 s"
+    if silence and must_answer:
+        raise DriverSilent(silence)
+    if silence:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
     return [

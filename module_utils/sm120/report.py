@@ -172,8 +172,12 @@ def gates_report(request: Request) -> dict[str, Any]:
         manifest = load(request.state_dir)
         found = survey(packages, manifest, request.state_dir)
         ranges = Ranges([site for package in packages.values() for site in package.site_dirs])
-    except (ManifestProblem, PackagingMissing) as error:
+    except ManifestProblem as error:
         problems.append(str(error))
+        return answer
+    except PackagingMissing as error:
+        if not problems:  # an environment that is gone holds no packaging either
+            problems.append(str(error))
         return answer
     answer["gates"] = [finding.as_dict() for finding in found.findings]
     answer["features"] = {feature: found.feature_state(feature) for feature in catalogue.FEATURES}

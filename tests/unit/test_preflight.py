@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,17 +91,56 @@ def test_room_is_wanted_for_a_model_of_which_nothing_is_there(tmp_path: Path, be
     (tmp_path / "models/mine").mkdir()
     if begun:
         (tmp_path / "models/mine/config.json").write_text("{}")
-    utils = ROOT / "module_utils/sm120/vocabulary.py"
-    looking = ROOT / "roles/preflight/files/look.py"
     for folder, there in (("mine", begun), ("none", False)):
-        told = subprocess.run(
-            [sys.executable, "-I", "-", str(tmp_path / "models" / folder)],
-            input=utils.read_text() + "\n" + looking.read_text(),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert json.loads(told.stdout)["model_begun"] is there
+        assert look(tmp_path / "models" / folder)["model_begun"] is there
+
+
+def look(model: Path, *listeners: tuple[str, str, int], deployed: Path | None = None) -> dict[str, Any]:
+    sources = (ROOT / "module_utils/sm120/vocabulary.py", ROOT / "roles/preflight/files/look.py")
+    told = subprocess.run(
+        [sys.executable, "-I", "-", str(model), json.dumps(listeners), str(deployed or model)],
+        input="\n".join(source.read_text() for source in sources),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("host", "held"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+def test_a_port_that_another_holds_is_told_with_its_holder(tmp_path: Path, host: str, held: str) -> None:
+    with socket.create_server((held, 0)) as taken:
+        port = taken.getsockname()[1]
+        (found,) = look(tmp_path, ("main", host, port))["unable_to_listen"]
+        assert (found["why"], found["port"]) == ("taken", port)
+        assert f"(pid {os.getpid()}" in found["by"]
+        # Of an address that nobody listens on the same port is free.
+        assert look(tmp_path, ("main", "127.0.0.2", port))["unable_to_listen"] == []
+    assert look(tmp_path, ("main", host, port))["unable_to_listen"] == []
+
+
+def test_a_port_that_our_own_unit_holds_is_ours(tmp_path: Path) -> None:
+    unit = Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2]
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main/instance.json").write_text(json.dumps({"unit": unit}))
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        listener = ("main", "127.0.0.1", ours.getsockname()[1])
+        assert look(tmp_path, listener, deployed=tmp_path)["unable_to_listen"] == []
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no such name", "host.invalid"])
+def test_an_address_that_is_not_the_hosts_is_told(tmp_path: Path, host: str) -> None:
+    (found,) = look(tmp_path, ("main", host, 30000))["unable_to_listen"]
+    assert found["why"] == "address"
+
+
+def test_what_cannot_be_listened_on_is_refused_where_a_server_follows(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = {"sglang_server_port": taken.getsockname()[1], "sglang_server_host": "0.0.0.0"}
+        (found,) = complaints(tmp_path, **given)
+        assert f"port {given['sglang_server_port']} (instance main)" in found
+        assert complaints(tmp_path, preflight_serves=False, **given) == []
 
 
 def test_good_values_pass(tmp_path: Path) -> None:

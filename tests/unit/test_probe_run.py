@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.sm120.probe_run import Account, Job, gpu_table, run_group, wait_memory_free
+from ansible.module_utils.sm120.probe_run import (
+    Account,
+    DriverSilent,
+    Job,
+    gpu_table,
+    run_group,
+    wait_memory_free,
+)
 from ansible.module_utils.sm120.probe_watch import Watch
 
 pytestmark = pytest.mark.once
@@ -135,6 +142,18 @@ def test_no_driver_means_no_gpus(tmp_path: Path, script: str | None) -> None:
         (tmp_path / "nvidia-smi").write_text(script)
         (tmp_path / "nvidia-smi").chmod(0o755)
     assert gpu_table({"PATH": str(tmp_path)}) == []
+
+
+@pytest.mark.parametrize("code", [6, 9])
+def test_a_driver_that_does_not_answer_is_not_taken_for_a_host_without_gpus(
+    tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho no word\nexit {code}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    with pytest.raises(DriverSilent, match=f"exit {code}: no word"):
+        gpu_table({"PATH": str(tmp_path)}, must_answer=True)
+    (tmp_path / "nvidia-smi").unlink()
+    assert gpu_table({"PATH": str(tmp_path)}, must_answer=True) == []
 
 
 def table(*used: int) -> list[dict[str, Any]]:
