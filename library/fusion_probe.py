@@ -322,7 +322,9 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         raise ProbeError(f"no user {given['user']} on this host: make it first, or name another") from None
     computes = bool(set(given["stages"]) - set(BUILD_STAGES))
     try:
-        gpus = gpu_table({"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, must_answer=computes)
+        gpus = gpu_table(
+            {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, must_answer=computes and not module.check_mode
+        )
     except DriverSilent as error:
         raise ProbeError(
             f"wanted: the GPUs of this host, to compute with them; found: nvidia-smi, {error}. Mend the driver first "

@@ -166,6 +166,8 @@ class Client:
                 sock.settimeout(left())
                 piece = response.read1(65536)
                 if not piece:
+                    if response.length:  # what was promised and did not come; read1 does not tell
+                        raise http.client.IncompleteRead(bytes(parts), response.length)
                     break
                 parts += piece
             return Answer(response.status, bytes(parts), time.monotonic() - started)

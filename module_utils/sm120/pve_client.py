@@ -53,7 +53,8 @@ class TaskFailed(PveError):
         tail = "\n".join(f"  {line}" for line in log[-LOG_TAIL_LINES:])
         super().__init__(
             f"task {upid} ended with: {exitstatus}\nlast lines of its log:\n{tail}\n"
-            f"Mend what they say, then run it again: what is there is read first. The whole log, on the node: pvenode task log {upid}"
+            "Mend what they say, then run it again: what is there is read first. "
+            f"The whole log, on the node: pvenode task log {upid}"
         )
         self.upid = upid
         self.exitstatus = exitstatus
@@ -198,8 +199,8 @@ class Client:
         except (OSError, http.client.HTTPException) as problem:
             done = "" if method == "GET" or path == TICKET else f". {MAYBE_DONE}"
             raise Unreachable(
-                f"{where}: no answer ({type(problem).__name__}: {problem}). Check api_host, api_port, the way there and "
-                f"pveproxy on the node (systemctl status pveproxy){done}"
+                f"{where}: no answer ({type(problem).__name__}: {problem}). Check api_host, api_port, the way "
+                f"there and pveproxy on the node (systemctl status pveproxy){done}"
             ) from None
         except ValueError as problem:  # its text quotes the header, which holds the secret
             raise PveError(f"{where}: the request cannot be written ({type(problem).__name__})") from None

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,21 +216,32 @@ def break_off(_fake: Fake, sock: socket.socket, _body: Any) -> None:
     sock.close()
 
 
-def test_a_reset_in_mid_answer_is_degraded_when_the_server_lives_on() -> None:
+def end_early(_fake: Fake, sock: socket.socket, _body: Any) -> None:
+    sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{")
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("end", [break_off, end_early])
+def test_an_end_in_mid_answer_is_degraded_when_the_server_lives_on(
+    end: Callable[[Fake, socket.socket, Any], None],
+) -> None:
     with serve(Fake()) as fake:
-        fake.routes["/generate"] = break_off
+        fake.routes["/generate"] = end
         got = check(fake)
     assert got.status == "degraded"
     assert "broke off" in got.reason
 
 
-def test_a_reset_in_mid_answer_is_a_crash_when_nobody_is_left() -> None:
+@pytest.mark.parametrize("end", [break_off, end_early])
+def test_an_end_in_mid_answer_is_a_crash_when_nobody_is_left(
+    end: Callable[[Fake, socket.socket, Any], None],
+) -> None:
     def die(fake: Fake, sock: socket.socket, body: Any) -> None:
         assert fake.server is not None
         # Closing alone leaves it listening for as long as the server's own thread waits in poll().
         fake.server.socket.shutdown(socket.SHUT_RDWR)
         fake.server.socket.close()
-        break_off(fake, sock, body)
+        end(fake, sock, body)
 
     with serve(Fake()) as fake:
         fake.routes["/generate"] = die

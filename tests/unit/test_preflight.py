@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from local_play import ROOT, play
 
+ANY = "0.0.0.0"  # noqa: S104 - a value of the inventory
 PLAY = """
 - hosts: localhost
   gather_facts: false
@@ -21,6 +22,7 @@ PLAY = """
 
 
 def complaints(place: Path, **given: Any) -> list[str]:
+    given.setdefault("preflight_serves", False)  # whether this machine's ports are free is a test of its own
     _, output = play(place, PLAY, **given)
     lines = dict.fromkeys(line.strip() for line in output.splitlines())  # Ansible prints a message twice
     # A machine that runs unit tests need not be a GPU host.
@@ -108,7 +110,7 @@ def look(model: Path, *listeners: tuple[str, str, int], deployed: Path | None = 
     return found
 
 
-@pytest.mark.parametrize(("host", "held"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+@pytest.mark.parametrize(("host", "held"), [("127.0.0.1", "127.0.0.1"), (ANY, "127.0.0.1")])
 def test_a_port_that_another_holds_is_told_with_its_holder(tmp_path: Path, host: str, held: str) -> None:
     with socket.create_server((held, 0)) as taken:
         port = taken.getsockname()[1]
@@ -125,8 +127,43 @@ def test_a_port_that_our_own_unit_holds_is_ours(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main/instance.json").write_text(json.dumps({"unit": unit}))
     with socket.create_server(("127.0.0.1", 0)) as ours:
-        listener = ("main", "127.0.0.1", ours.getsockname()[1])
-        assert look(tmp_path, listener, deployed=tmp_path)["unable_to_listen"] == []
+        port = ours.getsockname()[1]
+        main, other = ("main", "127.0.0.1", port), ("other", "127.0.0.1", port)
+        for listed in ([main], [other], [main, other]):
+            assert look(tmp_path, *listed, deployed=tmp_path)["unable_to_listen"] == []
+        # Instances are deployed in turn: main still has its port when the one before it is started.
+        (found,) = look(tmp_path, other, ("main", "127.0.0.1", port + 1), deployed=tmp_path)[
+            "unable_to_listen"
+        ]
+        assert (found["instance"], found["why"]) == ("other", "taken")
+
+
+def test_who_listens_on_another_address_is_not_in_the_way(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        program = f"""
+import socket
+server = socket.create_server(("127.0.0.2", {port}))
+print("listens", flush=True)
+input()
+"""
+        with subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "listens\n"
+            (found,) = look(tmp_path, ("main", "127.0.0.1", port))["unable_to_listen"]
+            other.communicate("\n")
+    assert f"(pid {os.getpid()}" in found["by"]
+    assert f"(pid {other.pid}" not in found["by"]
+
+
+def test_a_port_that_only_root_may_listen_on_is_told(tmp_path: Path) -> None:
+    (found,) = look(tmp_path, ("main", "127.0.0.1", 443))["unable_to_listen"]
+    assert found["why"] == "privileged"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no such name", "host.invalid"])
@@ -137,8 +174,8 @@ def test_an_address_that_is_not_the_hosts_is_told(tmp_path: Path, host: str) -> 
 
 def test_what_cannot_be_listened_on_is_refused_where_a_server_follows(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = {"sglang_server_port": taken.getsockname()[1], "sglang_server_host": "0.0.0.0"}
-        (found,) = complaints(tmp_path, **given)
+        given = {"sglang_server_port": taken.getsockname()[1], "sglang_server_host": ANY}
+        (found,) = complaints(tmp_path, preflight_serves=True, **given)
         assert f"port {given['sglang_server_port']} (instance main)" in found
         assert complaints(tmp_path, preflight_serves=False, **given) == []
 

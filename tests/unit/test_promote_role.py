@@ -134,19 +134,62 @@ CRASHES = """
 """
 
 
+def streams_too(fake: Fake) -> None:
+    whole, streamed = fake.routes["/generate"], stream_reply()
+
+    def generate(it: Fake, sock: socket.socket, body: Any) -> None:
+        reply = streamed if body.get("stream") else whole
+        assert not isinstance(reply, bytes)
+        reply(it, sock, body)
+
+    fake.routes["/generate"] = generate
+
+
+DIES_WITH_FUSION_KEPT = """
+- name: Serve
+  ansible.builtin.fail: {msg: no memory left}
+  when: >-
+    sglang_server_trial is undefined
+    and (lookup('ansible.builtin.file', sglang_server_facts.verdicts_dir ~ '/main.json') | from_json).keep
+"""
+
+
+def test_fusion_that_was_kept_and_does_not_run_is_taken_back(tmp_path: Path) -> None:
+    tasks = tmp_path / "roles/sglang_server/tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "main.yml").write_text(DIES_WITH_FUSION_KEPT)
+    with serve(speaking("0.5.9")) as fake:
+        streams_too(fake)
+        code, output = measure(
+            tmp_path,
+            fake,
+            sglang_promote_blocks=["off", "on"],
+            sglang_promote_repeats=5,
+            sglang_promote_min_effect=0.9,  # no machine is so uneven: both sides are equal
+            sglang_promote_keep_when_equal=True,
+            sglang_promote_concurrency=[2],
+            sglang_promote_requests_per_stream=1,
+            sglang_verify_text_check="count",
+            sglang_verify_vocab_size=64,
+            sglang_runtime_facts={"device": "cpu", "versions": {}},
+        )
+    assert code == 2, output
+    assert "The server runs with fusion off." in " ".join(output.split())
+    verdict = json.loads((tmp_path / "verdicts/main.json").read_text())
+    assert (verdict["verdict"], verdict["keep"]) == ("worse", False)
+    assert "no memory left" in verdict["reasons"][0]
+    (run,) = (tmp_path / "artifacts/localhost").glob("*/run.json")
+    told = json.loads(run.read_text())
+    assert told["verdict"]["bad"]
+    assert [len(told["sides"][side]["rungs"]) for side in ("off", "on")] == [1, 1]
+
+
 def test_a_side_on_that_crashes_is_worse_and_the_other_is_served(tmp_path: Path) -> None:
     tasks = tmp_path / "roles/sglang_server/tasks"
     tasks.mkdir(parents=True)
     (tasks / "main.yml").write_text(CRASHES)
     with serve(speaking("0.5.9")) as fake:
-        whole, streamed = fake.routes["/generate"], stream_reply()
-
-        def generate(it: Fake, sock: socket.socket, body: Any) -> None:
-            reply = streamed if body.get("stream") else whole
-            assert not isinstance(reply, bytes)
-            reply(it, sock, body)
-
-        fake.routes["/generate"] = generate
+        streams_too(fake)
         code, output = measure(
             tmp_path,
             fake,

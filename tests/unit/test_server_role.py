@@ -29,6 +29,19 @@ PLAY = """
       diff: false
       check_mode: false
 """
+# Nothing is listed, so that nothing is served.
+SERVE = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact:
+        sglang_runtime_facts: {device: "{{ device }}", release: 0.5.23, versions: {sglang: 0.5.23}}
+    - ansible.builtin.include_role: {name: sglang_server}
+      vars:
+        __sglang_server_names: [main]
+        __sglang_server_handled: []
+        __sglang_server_users_left: []
+"""
 ADDRESS = """
     - ansible.builtin.copy: {content: "{{ __sglang_server_url }}", dest: "{{ folder }}/{{ number }}.url"}
       vars:
@@ -114,6 +127,36 @@ def test_what_other_roles_are_told(tmp_path: Path) -> None:
     both[1]["extra_arguments"] = {"schedule-policy": "fcfs"}
     changed = facts(tmp_path, **given)["facts"]["verdict_keys"]
     assert [changed[name] == keys[name] for name in ("a", "b")] == [True, False]
+
+
+def test_what_reads_like_a_secret_is_not_in_a_difference(tmp_path: Path) -> None:
+    given = {
+        "sglang_server_extra_arguments": {"admin-api-key": KEY},
+        "sglang_server_extra_environment": {"HF_TOKEN": KEY},
+    }
+    output = served(tmp_path, "main", "--check", "--diff", **given)
+    assert KEY not in output
+    assert "They hold admin-api-key" in " ".join(output.split())
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_driver_that_does_not_answer_keeps_servers_untouched(tmp_path: Path, device: str) -> None:
+    record(tmp_path, "main", "nobody")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho Driver/library version mismatch; exit 18\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    told = facts(tmp_path, stand_ins=tmp_path)["facts"]
+    assert (told["gpus"], told["silence"]) == ([], "exit 18: Driver/library version mismatch")
+    code, output = play(
+        tmp_path,
+        SERVE,
+        stand_ins=tmp_path,
+        device=device,
+        __sglang_server_etc=str(tmp_path / "etc"),
+        __sglang_server_users_dir=str(tmp_path / "users"),
+    )
+    assert code == (2 if device == "cuda" else 0), output
+    assert ("Found: exit 18" in " ".join(output.split())) is (device == "cuda")
+    assert "\nchanged:" not in output
 
 
 @pytest.mark.parametrize(("action", "code"), [("look", 0), ("stop", 1)])

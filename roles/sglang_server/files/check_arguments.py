@@ -20,7 +20,7 @@ from sglang.srt import server_args  # noqa: E402
 def refuse(_parser, message):
     sys.exit(
         f"Wanted: arguments that SGLang {importlib.metadata.version('sglang')} knows. Found: {message}. "
-        "Correct sglang_server_extra_arguments or the variable of that argument; the running server was not touched."
+        "Correct sglang_server_extra_arguments or the variable of that argument."
     )
 
 

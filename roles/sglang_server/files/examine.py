@@ -4,8 +4,8 @@ Standard input of python3. Arguments: the folder of the instances' records, the 
 marks of the users that were made here, the fusion probe's report. Prints JSON: deployed {name: record with active,
 revision (of the running process, null when none runs)}, verdicts {name: verdict of promote}, users {name: home and
 made (by these roles) of each that is marked or runs an instance}, gpus (one line of uuid and driver version each),
-probe (verdict of the last fusion probe, empty when there is none; began; stage, cause and text of its failure; gates,
-packages and gpus that it is about).
+silence (what nvidia-smi says instead, where it fails), probe (verdict of the last fusion probe, empty when there is
+none; began; stage, cause and text of its failure; gates, packages and gpus that it is about).
 """
 
 import json
@@ -16,18 +16,19 @@ import sys
 from pathlib import Path
 
 
-def said(*argv):
+def ask(*argv):
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout.strip()
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         sys.exit(f"Wanted: an answer of {' '.join(argv)}. Found: none in 60 s. Look at: dmesg | tail -50")
+    return done.returncode, done.stdout.strip()
 
 
 deployed = {}
 for path in sorted(Path(sys.argv[1]).glob("*/instance.json")):
     name = path.parent.name
     record = json.loads(path.read_text())
-    record["active"] = said("systemctl", "is-active", record["unit"])
+    record["active"] = ask("systemctl", "is-active", record["unit"])[1]
     running = Path(f"/run/sglang-{name}/revision")
     record["revision"] = (
         running.read_text().strip() if record["active"] == "active" and running.exists() else None
@@ -54,18 +55,18 @@ def probe(path):
     }
 
 
-gpus = (
-    said("nvidia-smi", "--query-gpu=uuid,driver_version", "--format=csv,noheader")
-    if shutil.which("nvidia-smi")
-    else ""
-)
+gpus, silence = [], ""
+if shutil.which("nvidia-smi"):
+    code, told = ask("nvidia-smi", "--query-gpu=uuid,driver_version", "--format=csv,noheader")
+    gpus, silence = (told.splitlines(), "") if code == 0 else ([], f"exit {code}: {told}")
 print(
     json.dumps(
         {
             "deployed": deployed,
             "verdicts": verdicts,
             "users": users,
-            "gpus": gpus.splitlines(),
+            "gpus": gpus,
+            "silence": silence,
             "probe": probe(Path(sys.argv[4])),
         }
     )
