@@ -134,11 +134,21 @@ def test_a_result_does_not_take_the_place_of_a_variable(folder: Path) -> None:
     assert registered & variables == set()
 
 
-# Those that somebody else ends: the role's async task, the probe's own limit, the unit's own limit. (file, command)
-ENDED_BY_OTHERS = {
-    ("module_utils/sm120/apt_packages.py", "argv"),
-    ("roles/fusion_probe/files/program/build.py", "[str(nvcc), '--version']"),
-    ("roles/sglang_server/files/stop.py", "['systemctl', 'stop', *running]"),
+# Calls without a limit of their own, and what ends them instead. (file, command)
+ENDED_OTHERWISE = {
+    ("module_utils/sm120/apt_packages.py", "argv"): "the role's async task",
+    (
+        "module_utils/sm120/gpu_power.py",
+        "[self._program, *query, f'--loop-ms={PERIOD_MILLISECONDS}']",
+    ): "stop() waits five seconds, then kills",
+    (
+        "module_utils/sm120/probe_run.py",
+        "[*job.command, str(rank)]",
+    ): "run_group() ends all ranks at the job's limit",
+    ("module_utils/sm120/unit_log.py", "command"): "killed when it has been silent for too long",
+    ("roles/fusion_probe/files/program/build.py", "[str(nvcc), '--version']"): "the probe's own limit",
+    ("roles/sglang_server/files/stop.py", "argv"): "communicate() has a limit, then kill()",
+    ("roles/sglang_server/files/stop.py", "['systemctl', 'stop', *running]"): "the unit's own limit",
 }
 
 
@@ -153,8 +163,10 @@ def test_no_program_is_waited_for_without_end() -> None:
         for path in places
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call)
-        and re.fullmatch(r"subprocess\.(run|call|check_call|check_output)", ast.unparse(call.func))
+        and re.fullmatch(
+            r"subprocess\.(run|call|check_call|check_output|Popen)|.*\.run_command", ast.unparse(call.func)
+        )
         and not any(given.arg == "timeout" for given in call.keywords)
     }
     assert len(places) > 100
-    assert endless - ENDED_BY_OTHERS == set()
+    assert endless == set(ENDED_OTHERWISE)
