@@ -91,11 +91,35 @@ problem:
   type: str
 """
 
+import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sm120.pve_finding import errors, render
 from ansible.module_utils.sm120.pve_host_scan import findings, scan
+
+TOOL_SECONDS = 120  # it mounts one partition after the other
+
+
+def boot_status(module: AnsibleModule) -> str:
+    """What proxmox-boot-tool says; nothing where it is not installed."""
+    tool = module.get_bin_path("proxmox-boot-tool")
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [tool, "status"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TOOL_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        module.fail_json(
+            msg=f"Wanted: an answer of {tool} status. Found: none in {TOOL_SECONDS} s. Look at: dmesg | tail -50"
+        )
+    return done.stdout
 
 
 def main() -> None:
@@ -112,11 +136,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    status = ""
-    tool = module.get_bin_path("proxmox-boot-tool")
-    if tool is not None:
-        _, status, _ = module.run_command([tool, "status"])
-    seen = scan(Path("/"), params["gpu_ids"], status)
+    seen = scan(Path("/"), params["gpu_ids"], boot_status(module))
     found = findings(
         seen,
         count=params["gpu_count"],

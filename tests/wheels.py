@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import csv
+import fcntl
 import hashlib
 import importlib
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,14 +34,25 @@ def wheel(package: str, version: str) -> Path:
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     CACHE.mkdir(parents=True, exist_ok=True)
     if not list(CACHE.glob(pattern)):
+        with (CACHE / ".lock").open("w") as lock:  # tests that run side by side share the folder
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not list(CACHE.glob(pattern)):
+                _download(f"{name}=={version}", pattern)
+    return next(CACHE.glob(pattern))
+
+
+def _download(wanted: str, pattern: str) -> None:
+    """Moved into the cache as a whole: one that is killed leaves no part of a wheel there."""
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
-                *(*_TAGS, f"--dest={CACHE}", f"{name}=={version}"),
+                *(*_TAGS, f"--dest={folder}", wanted),
             ],
             check=True,
         )
-    return next(CACHE.glob(pattern))
+        (path,) = Path(folder).glob(pattern)
+        path.replace(CACHE / path.name)
 
 
 def gated_paths(package: str) -> set[str]:

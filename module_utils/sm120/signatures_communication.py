@@ -59,7 +59,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="packages",
         needle=b"rror",
-        pattern=re.compile(rb"undefined symbol: nccl\w+|ncclInvalidUsage.*version|NCCL version mismatch"),
+        pattern=re.compile(rb"undefined symbol: nccl\w+"),
         meaning="The NCCL library loaded is not the one torch was built with.",
         advice="Remove NCCL from LD_LIBRARY_PATH; keep to the release set's nvidia-nccl wheel.",
     ),
@@ -88,9 +88,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="communication",
         needle=b"rror",
-        pattern=re.compile(
-            rb"(?i)custom_all_reduce.*invalid argument|cudaIpc(?:Get|Open)MemHandle|IpcMemHandle.*invalid"
-        ),
+        pattern=re.compile(rb"(?i)custom_all_reduce.*invalid argument|cudaIpc(?:Get|Open)MemHandle"),
         meaning="CUDA IPC between the ranks failed. expandable_segments:True in "
         "PYTORCH_CUDA_ALLOC_CONF does that.",
         advice="Remove expandable_segments, or start with --disable-custom-all-reduce.",

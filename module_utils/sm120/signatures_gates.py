@@ -142,10 +142,7 @@ SIGNATURES: tuple[Signature, ...] = (
         needle=b"rror",
         pattern=re.compile(
             rb"(?i)does not support backend '\w+' with capability 12"
-            rb"|capability \(?12[., ]*[01]\)? is not supported|"
-            rb"requires? (?:SM|sm_?)(?:90|100|10X)\b|SM ?120 (?:is )?not supported|only support(?:s"
-            rb"|ed on)? SM(?:90|100)|"
-            rb"sm_?120 is not (?:compatible|supported)"
+            rb"|requires? (?:SM|sm_?)(?:90|100|10X)\b|only support(?:s|ed on)? SM(?:90|100)"
         ),
         meaning="A backend that was chosen exists only for SM90 or SM100.",
         advice="Choose one that knows SM120: --moe-runner-backend flashinfer_cutlass, "

@@ -56,8 +56,7 @@ DRIVER: tuple[Signature, ...] = (
         name="driver.not_running",
         role=CAUSE,
         layer="driver",
-        needle=b"ailed",
-        pattern=re.compile(rb"NVIDIA-SMI has failed|couldn't communicate with the NVIDIA driver"),
+        needle=b"NVIDIA-SMI has failed",
         meaning="The driver is not loaded.",
         advice="modprobe nvidia; dkms status; with Secure Boot the module must be signed.",
     ),
@@ -128,7 +127,7 @@ KERNEL: tuple[Signature, ...] = (
         name="pcie.bar",
         role=CAUSE,
         layer="pcie",
-        needle=b"BAR",
+        needle=b"",
         pattern=re.compile(
             rb"(?i)BAR\d? is 0M|BAR \d+.*(?:can't assign|no space|failed to assign)|PCI I/O region.*invalid"
         ),
@@ -141,7 +140,7 @@ KERNEL: tuple[Signature, ...] = (
         role=WARNING,
         layer="pcie",
         needle=b"AER:",
-        pattern=re.compile(rb"AER:.*(?:Uncorrect|Fatal)|AER:.*Multiple Corrected"),
+        pattern=re.compile(rb"AER:.*(?:Uncorrect|Fatal)|AER:.*Multiple Correct"),
         meaning="PCIe errors on a link.",
         advice="Riser, slot, seating; as a test force a lower PCIe generation.",
     ),

@@ -129,7 +129,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="host",
         needle=b"rror",
-        pattern=re.compile(rb"(?i)RLIMIT_MEMLOCK|cudaHostAlloc.*(?:failed|error)|CUDA error: .*pinned"),
+        pattern=re.compile(rb"RLIMIT_MEMLOCK"),
         meaning="Host memory could not be locked for the GPU.",
         advice="LimitMEMLOCK=infinity in the unit.",
     ),

@@ -8,6 +8,14 @@ from .signature import CAUSE, LOADING, WARNING, Signature
 
 TOPIC = "The model, its quantisation, the arguments"
 
+_TOKENIZER_MEANING = (
+    "The tokenizer cannot be loaded: a file is missing, or the library is older than the file."
+)
+_TOKENIZER_ADVICE = (
+    "Look for tokenizer.json and tokenizer_config.json in the model's folder; install "
+    "the release set's versions."
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         name="arguments.refused",
@@ -15,7 +23,7 @@ SIGNATURES: tuple[Signature, ...] = (
         layer="arguments",
         needle=b"error: ",
         pattern=re.compile(
-            rb"\.py: error: |^usage error|error: (?:unrecognized arguments|argument |ambiguous option|"
+            rb"\.py: error: |error: (?:unrecognized arguments|argument |ambiguous option|"
             rb"the following arguments)"
         ),
         meaning="SGLang does not know an argument or does not accept its value.",
@@ -31,7 +39,7 @@ SIGNATURES: tuple[Signature, ...] = (
         pattern=re.compile(
             rb"(?i)repo id must (?:be|use)|HFValidationError"
             rb"|is not a local folder and is not a valid model identifier|"
-            rb"Can't load the configuration of|Repository Not Found|RepositoryNotFoundError"
+            rb"Can't load the configuration of|RepositoryNotFoundError"
             rb"|LocalEntryNotFoundError|"
             rb"couldn't connect to 'https://huggingface|does not appear to have a file named config\.json|"
             rb"Unrecognized model in |OfflineModeIsEnabled|outgoing traffic has been disabled"
@@ -82,11 +90,18 @@ SIGNATURES: tuple[Signature, ...] = (
         needle=b"rror",
         pattern=re.compile(
             rb"(?i)(?:can't|unable to|couldn't|could not|cannot) (?:load|instantiate|find).{0,60}tokenizer|"
-            rb"tokenizer class \S+ does not exist|tokenizers?\.json|ModelWrapper|sentencepiece.*(?:not|error)"
+            rb"tokenizer class \S+ does not exist|tokenizers?\.json"
         ),
-        meaning="The tokenizer cannot be loaded: a file is missing, or the library is older than the file.",
-        advice="Look for tokenizer.json and tokenizer_config.json in the model's folder; install "
-        "the release set's versions.",
+        meaning=_TOKENIZER_MEANING,
+        advice=_TOKENIZER_ADVICE,
+    ),
+    Signature(
+        name="model.tokenizer",
+        role=CAUSE,
+        layer="model",
+        needle=b"untagged enum ModelWrapper",
+        meaning=_TOKENIZER_MEANING,
+        advice=_TOKENIZER_ADVICE,
     ),
     Signature(
         name="model.expert_shape",
@@ -96,7 +111,6 @@ SIGNATURES: tuple[Signature, ...] = (
         pattern=re.compile(
             rb"(?i)size of tensor a \(\d+\) must match .*tensor b"
             rb"|start .* \+ length .* exceeds dimension size|"
-            rb"(?:expert|w13|w2|gate_up|shared).*(?:shape|size).*mis ?match|copy_\(\).*(?:shape|size)|"
             rb"Attempted to load weight \(.*\) into parameter"
         ),
         stage=LOADING,
@@ -137,7 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
         needle=b"rror",
         pattern=re.compile(
             rb"(?i)(?:fp4|nvfp4|block.?scale|mxfp4).*(?:gemm|tactic|cutlass|assert|failed|error)|"
-            rb"(?:gemm|cutlass).*(?:fp4|nvfp4)|Error Internal.*grouped gemm|Failed to initialize cutlass TMA"
+            rb"(?:gemm|cutlass).*(?:fp4|nvfp4)|Failed to initialize cutlass TMA"
         ),
         meaning="An FP4 kernel failed on this GPU.",
         advice="--fp4-gemm-backend flashinfer_cudnn, --moe-runner-backend flashinfer_cutlass; purge "
@@ -149,7 +163,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role=WARNING,
         layer="kernels",
         needle=b"actic",
-        pattern=re.compile(rb"(?i)(?:skipping|failed|invalid) tactic|tactic .*(?:skipped|failed)"),
+        pattern=re.compile(rb"(?i)(?:skipping|failed|invalid) tactic"),
         meaning="The autotuner met kernels that do not run on this GPU and left them out.",
         advice="Harmless as long as others remain; throughput tells.",
     ),
@@ -165,8 +179,7 @@ SIGNATURES: tuple[Signature, ...] = (
         name="model.nan",
         role=CAUSE,
         layer="numerics",
-        needle=b"NaN",
-        pattern=re.compile(rb"(?i)NaN in the logits|NaN detected"),
+        needle=b"NaN in the logits",
         meaning="The model computed no numbers. A kernel is wrong: on SM120 first suspect "
         "all-reduce fusion and FP4.",
         advice="sglang_server_allreduce_fusion: off, then playbooks/probe.yml; purge the JIT cache; "

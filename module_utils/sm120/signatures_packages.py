@@ -148,7 +148,8 @@ SIGNATURES: tuple[Signature, ...] = (
         role=CAUSE,
         layer="packages",
         needle=b"rror",
-        pattern=re.compile(rb"^ModuleNotFoundError: No module named|: ModuleNotFoundError: No module named"),
+        # transformers_modules are a model's own code.
+        pattern=re.compile(rb"(?:^|: )ModuleNotFoundError: No module named (?!'transformers_modules)"),
         meaning="A Python package is not installed in the venv.",
         advice="The line names it; install the release set as a whole (role sglang_runtime).",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ PROPERTIES = (
     "InvocationID",
 )
 PROGRAM_SECONDS = 20
+SILENT_SECONDS = 300  # journalctl searches a large journal for as long before its first line
 # ExecMainCode, as waitid() gives it.
 CLD_KILLED = 2
 CLD_DUMPED = 3
@@ -108,13 +110,24 @@ def journal_command(unit: str, invocation: str = "", since: str | None = None, c
 
 
 def stream_command(command: list[str]) -> Iterator[bytes]:
-    """A program's output in blocks, never all of it in memory."""
+    """A program's output in blocks, never all of it in memory.
+
+    Raises subprocess.TimeoutExpired when it has said nothing for SILENT_SECONDS.
+    """
+    # Without a buffer: one could hold what select() waits for.
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         if process.stdout is None:
             return
-        yield from stream_file(process.stdout)
+        try:
+            while select.select([process.stdout], [], [], SILENT_SECONDS)[0]:
+                if not (block := process.stdout.read(BLOCK_BYTES)):
+                    return
+                yield block
+            raise subprocess.TimeoutExpired(command, SILENT_SECONDS)
+        finally:
+            process.kill()
 
 
 def stream_file(file: IO[bytes]) -> Iterator[bytes]:

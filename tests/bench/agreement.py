@@ -105,7 +105,8 @@ def main() -> int:
                 pairs.append((answers[0], answers[1]))
             wanted = streams * per_stream * options.output_tokens
             totals = all(one["output_tokens"] == wanted for both in pairs for one in both)
-            good = good and totals
+            valid = all(ours["valid"] for ours, _ in pairs)
+            good = good and totals and valid
             for figure in FIGURES:
                 ratios = [ours[figure] / theirs[figure] for ours, theirs in pairs]
                 low, high = interval(ratios)
@@ -116,7 +117,7 @@ def main() -> int:
                     f"{streams:7d} {figure:<14} {median(ours[figure] for ours, _ in pairs):9.2f} "
                     f"{median(theirs[figure] for _, theirs in pairs):9.2f} {middle:6.3f} "
                     f"{f'{low:.3f} to {high:.3f}':<16} {'yes' if agrees else 'NO':<7} "
-                    f"{'equal' if totals else 'DIFFER'} ({wanted})",
+                    f"{'equal' if totals else 'DIFFER'} ({wanted}){'' if valid else ', ours INVALID'}",
                     flush=True,
                 )
     print(f"agrees: {'yes' if good else 'NO'}")

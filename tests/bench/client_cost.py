@@ -78,7 +78,8 @@ def main() -> int:
                     time.sleep(1)
                     turns.append((run_ours(task), theirs))
             wanted = task.requests * task.output_tokens
-            exact = all(ours["output_tokens"] == wanted for ours, _ in turns)
+            # At full speed the client is the bottleneck, and rightly says so.
+            exact = all(ours["output_tokens"] == wanted and (ours["valid"] or not rate) for ours, _ in turns)
             ours, theirs = (
                 {name: median(one[name] for one in side) for name in side[0]}
                 for side in zip(*turns, strict=True)

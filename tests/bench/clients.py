@@ -96,16 +96,12 @@ def run_ours(task: Task) -> dict[str, float]:
     )
     rung: dict[str, Any] = json.loads(done.stdout)
     return {
-        "completed": rung["completed"],
         "output_tokens": rung["output_tokens"],
         "output_tok_s": rung["output_tokens_per_second"],
         "ttft_ms": rung["ttft_ms"]["mean"],
         "tpot_ms": rung["tpot_ms"]["mean"],
-        "itl_ms": rung["itl_ms"]["mean"],
         "itl_p99_ms": rung["itl_ms"]["p99"],
-        "e2e_ms": rung["e2e_ms"]["mean"],
         "cpu_seconds": rung["client"]["cpu_seconds"],
-        "lag_p99_ms": rung["client"]["lag_ms_p99"],
         "valid": rung["valid"],
     }
 
@@ -150,13 +146,10 @@ def run_peer(task: Task, peer: Peer) -> dict[str, float]:
         figures = json.loads(result.read_text().splitlines()[-1])
     cpu = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("CPU "))
     return {
-        "completed": figures["completed"],
         "output_tokens": figures["total_output_tokens"],
         "output_tok_s": figures["output_throughput"],
         "ttft_ms": figures["mean_ttft_ms"],
         "tpot_ms": figures["mean_tpot_ms"],
-        "itl_ms": figures["mean_itl_ms"],
         "itl_p99_ms": figures["p99_itl_ms"],
-        "e2e_ms": figures["mean_e2e_latency_ms"],
         "cpu_seconds": float(cpu.split()[1]),
     }

@@ -81,27 +81,36 @@ class Host:
         self.variables: dict[str, Any] = {}
         if anew:
             self.lab("down", name)
-        self.lab("up", name, "--port", str(ssh_port), *(["--baked"] if baked else []))
-        inventory = folder / "inventory"
+        try:
+            self.lab("up", name, "--port", str(ssh_port), *(["--baked"] if baked else []))
+            self._connect()
+        except BaseException:
+            if anew:  # nobody has this host yet to remove it
+                self.lab("down", name)
+            raise
+
+    def _connect(self) -> None:
+        """Write the inventory, and log in."""
+        inventory = self.folder / "inventory"
         inventory.mkdir()
         (inventory / "group_vars").symlink_to(ROOT / "inventories/demo/group_vars")
         settings = {
             "ansible_host": "127.0.0.1",
-            "ansible_port": ssh_port,
+            "ansible_port": self.ssh_port,
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(LAB / "id_ed25519"),
             "ansible_ssh_common_args": f"-o UserKnownHostsFile={LAB / 'known_hosts'}",
-            "sglang_server_port": server_port,
+            "sglang_server_port": self.server_port,
             "sglang_server_start_timeout_seconds": 900,  # a test machine may be busy
-            "sglang_verify_artifacts_dir": str(folder / "artifacts"),
+            "sglang_verify_artifacts_dir": str(self.folder / "artifacts"),
             "sglang_verify_repeats": 1,
             "sglang_verify_output_tokens": 32,
         }
-        (inventory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {name: settings}}}))
+        (inventory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {self.name: settings}}}))
         self.ssh = paramiko.SSHClient()
         self.ssh.load_host_keys(str(LAB / "known_hosts"))
         self.ssh.connect(
-            "127.0.0.1", ssh_port, "root", key_filename=str(LAB / "id_ed25519"), look_for_keys=False
+            "127.0.0.1", self.ssh_port, "root", key_filename=str(LAB / "id_ed25519"), look_for_keys=False
         )
 
     @staticmethod

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from hosts import ROOT, SUPPORT, VENV, Host, Run
+from packaging.version import Version
 from processes import watched_processes
 
 sys.path.insert(0, str(SUPPORT))
@@ -18,6 +19,7 @@ from hub import COMMIT, REPOSITORY, Hub
 
 DATA = ROOT / "roles/sglang_server/vars"
 PROFILES = yaml.safe_load((DATA / "profiles.yml").read_text())["__sglang_server_profiles"]
+RENAMED = yaml.safe_load((DATA / "main.yml").read_text())["__sglang_server_renamed"]
 VENVS = {"0.5.9": VENV, "0.5.23": f"{VENV}-0.5.23"}
 CLIENTS = {"0.5.9": "0.36.2", "0.5.23": "1.33.0"}
 CHECKER = "/usr/local/lib/sglang-sm120/check_arguments.py"
@@ -72,19 +74,21 @@ def test_the_installed_sglang_parses_every_profile(host: Host, rendered: tuple[s
     release, folder = rendered
     python = f"env {CPU} {preload(release)} {VENVS[release]}/bin/python {CHECKER}"
     host.sh(f"{python} {folder}/*/arguments.yaml")
+    old = {each["new"]: each["old"] for each in RENAMED if Version(each["since"]) > Version(release)}
     for profile in PROFILES:
         written = yaml.safe_load(host.read(f"{folder}/{profile}/arguments.yaml"))
         wanted = profile_of(profile)["arguments"]
-        assert {written[name] for name in ("model-path", "host")} == {"/srv/models/demo", "127.0.0.1"}
+        assert (written["model-path"], written["host"]) == ("/srv/models/demo", "127.0.0.1")
         assert ("cuda-graph-max-bs-decode" in written) == (
             "cuda-graph-max-bs-decode" in wanted and release != "0.5.9"
         )
-        assert set(map(str, wanted.values())) <= set(map(str, written.values()))
-        environment = dict(
-            line.split("=", 1) for line in host.read(f"{folder}/{profile}/environment").splitlines()[1:]
-        )
-        for name in profile_of(profile)["environment"]:
-            assert environment[name].strip('"')
+        named = {old.get(name, name): value for name, value in wanted.items()}
+        assert {name: written.get(name) for name in named} == named
+        lines = host.read(f"{folder}/{profile}/environment").splitlines()[1:]
+        environment = {name: json.loads(value) for name, _, value in (line.partition("=") for line in lines)}
+        for name, value in profile_of(profile)["environment"].items():
+            assert environment[name], name
+            assert "{{" in value or environment[name] == value, name
     # The same call does refuse: a word of the other release, and one of none.
     for wrong in ("cuda-graph-max-bs-decode" if release == "0.5.9" else "nsa-decode-backend", "no-such"):
         host.sh("cat > /srv/wrong.yaml", json.dumps({"model-path": "/srv/models/demo", wrong: 8}))

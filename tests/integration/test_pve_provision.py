@@ -45,9 +45,12 @@ def stub(tmp_path: Path) -> Iterator[Stub]:
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Path]:
     """A lab host that plays the new VM; the folder of its keys."""
-    subprocess.run([*LAB, "up", LAB_HOST, "--port", str(LAB_PORT)], check=True)
-    yield ROOT / ".cache/lab"
     subprocess.run([*LAB, "down", LAB_HOST], check=True)
+    try:
+        subprocess.run([*LAB, "up", LAB_HOST, "--port", str(LAB_PORT)], check=True)
+        yield ROOT / ".cache/lab"
+    finally:
+        subprocess.run([*LAB, "down", LAB_HOST], check=True)
 
 
 @dataclass

@@ -143,15 +143,17 @@ def test_kernels_for_another_torch_are_refused(host: Host, tmp_path: Path) -> No
     )
     good = f"{WHEELS}/sglang_kernel-{LOCKED['sglang-kernel']}-py3-none-any.whl"
     host.sh(f"cp {good} /srv/good.whl")
-    put(host, tmp_path, WHEELS)
-    run = install(host, sglang_runtime_wheel_dir=WHEELS)
-    assert run.rc == 2, run.stdout
-    assert len(run.failures()) == 1
-    assert "undefined symbol: _ZN3c10" in run.failures()[0]
-    assert "nobody" in run.failures()[0]
-    run = install(host, sglang_runtime_wheel_dir=WHEELS)  # it does not pass by being there
-    assert (run.rc, run.changed) == (2, 0), run.stdout
-    host.sh(f"rm -r {VENV} && cp /srv/good.whl {good}")
+    try:
+        put(host, tmp_path, WHEELS)
+        run = install(host, sglang_runtime_wheel_dir=WHEELS)
+        assert run.rc == 2, run.stdout
+        assert len(run.failures()) == 1
+        assert "undefined symbol: _ZN3c10" in run.failures()[0]
+        assert "nobody" in run.failures()[0]
+        run = install(host, sglang_runtime_wheel_dir=WHEELS)  # it does not pass by being there
+        assert (run.rc, run.changed) == (2, 0), run.stdout
+    finally:
+        host.sh(f"rm -rf {VENV} && cp /srv/good.whl {good}")
 
 
 def test_pip_from_a_folder(host: Host) -> None:

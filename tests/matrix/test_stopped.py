@@ -84,7 +84,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     assert dead.rc < 0, dead.output
 
     places = {copy.name: contents(copy, origin) for copy in sorted(copies.iterdir())}
-    distinct = {json.dumps(places[name]): name for name in reversed(places)}
+    distinct = {json.dumps(places[name], sort_keys=True): name for name in reversed(places)}
     hosts = {
         entry: {name: moved(copies / name, origin, base / entry / name) for name in distinct.values()}
         for entry in ("main", "revert")

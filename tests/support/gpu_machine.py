@@ -1,8 +1,8 @@
 """Makes a lab host look like a machine with two GPUs: what lies below /sys and /proc, and the kernel's own programs.
 
-Runs on the host, as root, with the recorded answer of `nvidia-smi -q` on standard input. A program named as the first
-argument is started instead: `load` (what modprobe does), `reboot`, `driver VERSION open|proprietary` (one that somebody
-else installed without packages), `clear`.
+Lies on the host as /srv/made-up/machine.py and runs there as root. The argument says what to do: `set_up`, with the
+recorded answer of `nvidia-smi -q` on standard input, `load` (what modprobe does), `reboot`, `driver VERSION
+open|proprietary` (one that somebody else installed without packages), `nouveau`, `clear`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,6 @@ def set_up() -> None:
         (MADE / name).mkdir()
     write(MADE / "boot_id", f"{uuid.uuid4()}\n")
     write(MADE / "smi-q", sys.stdin.read())
-    write(MADE / "machine.py", Path(__file__).read_text() if "__file__" in globals() else "")
     for name, text in STAND_INS.items():
         write(Path("/usr/local/sbin", name), text)
         Path("/usr/local/sbin", name).chmod(0o755)

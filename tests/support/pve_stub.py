@@ -1,16 +1,11 @@
-"""The made-up Proxmox VE node over HTTPS, with a record of requests and faults on demand.
-
-Alone: ``python tests/support/pve_stub.py --port 8006 --cert cert.pem --key key.pem [--record FILE]``.
-"""
+"""The made-up Proxmox VE node over HTTPS, with a record of requests and faults on demand."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -379,22 +374,3 @@ ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
         lambda s, _, __, upid: [{"n": n, "t": t} for n, t in enumerate(s.tasks[upid].log, 1)],
     ),
 ]
-
-
-def main() -> None:
-    """Serve until standard input closes; then write what was asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--cert", type=Path, required=True)
-    parser.add_argument("--key", type=Path, required=True)
-    parser.add_argument("--record", type=Path)
-    options = parser.parse_args()
-    with Stub(options.cert, options.key, options.port) as stub:
-        print(stub.port, flush=True)
-        sys.stdin.read()
-    if options.record is not None:
-        options.record.write_text(json.dumps(stub.requests), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A made-up Proxmox VE host: the files below /sys and /proc that pve_host_info reads.
 
-Alone: ``python3 pve_sysfs.py ROOT [--driver vfio-pci] [--cmdline 'quiet iommu=pt'] [--gpus 8]``.
+Alone: ``python3 pve_sysfs.py ROOT [--driver vfio-pci] [--cmdline 'quiet iommu=pt']``.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--driver")
     parser.add_argument("--cmdline", default="quiet")
-    parser.add_argument("--gpus", type=int, default=8)
     options = parser.parse_args()
-    make(options.root, options.gpus, options.driver, options.cmdline)
+    make(options.root, driver=options.driver, cmdline=options.cmdline)
 
 
 if __name__ == "__main__":

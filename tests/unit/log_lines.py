@@ -6,7 +6,18 @@ LOAD = "[x TP0] Load weight begin. avail mem=94.00 GB"
 POOL = "[x TP0] Load weight end. elapsed=30 s, type=GlmMoeDsaForCausalLM, avail mem=30.00 GB"
 GRAPH = "[x TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=7.53 GB"
 READY = "[x] The server is fired up and ready to roll!"
+DOCUMENTED = (
+    "in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
+)
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 94 GiB"
+# What a server has logged where its memory runs out.
+STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("memory.oom", ()),
+    ("memory.oom_at_load", (LOAD,)),
+    ("memory.oom_at_kv_allocation", (LOAD, POOL)),
+    ("memory.oom_at_graph_capture", (LOAD, POOL, GRAPH)),
+    ("memory.oom_while_serving", (LOAD, POOL, GRAPH, READY)),
+)
 
 # (signature, lines): the last line is the one that must be found.
 SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -360,19 +371,17 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "(10.0.0.1, 20000).",
         ),
     ),
-    ("memory.oom_at_load", (LOAD, "RuntimeError: CUDA error: cudaErrorMemoryAllocation")),
+    *(
+        (name, (*before, line))
+        for name, before in STAGES
+        for line in (
+            "torch.AcceleratorError: CUDA error: out of memory",
+            f"Search for `cudaErrorMemoryAllocation' {DOCUMENTED}",
+        )
+    ),
     ("toolchain.no_ninja", ("/bin/sh: 1: ninja: not found",)),
     ("toolchain.no_ninja", ("RuntimeError: Ninja is required to load C++ extensions (ninja is required)",)),
     ("toolchain.no_ninja", ("ModuleNotFoundError: No module named 'ninja'",)),
-    (
-        "toolchain.no_nvcc",
-        ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist",),
-    ),
-    ("toolchain.no_nvcc", ("/bin/sh: 1: /usr/local/cuda/bin/nvcc: not found",)),
-    (
-        "toolchain.no_nvcc",
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/local/cuda/bin/nvcc'",),
-    ),
     ("toolchain.no_cuda_home", ("RuntimeError: CUDA_HOME=/usr/local/cuda-12.9 does not exist",)),
     ("toolchain.no_header", ('k.cu(3): catastrophic error: cannot open source file "cuda_runtime.h"',)),
     (
@@ -389,7 +398,6 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "toolchain.no_libcuda",
         ("OSError: libcuda.so.1: cannot open shared object file: No such file or directory",),
     ),
-    ("toolchain.no_libcuda", ("AssertionError: libcuda.so cannot found!",)),
     (
         "packages.too_old",
         (
@@ -418,13 +426,162 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host.permission", ("OSError: [Errno 13] '/srv/models/default'",)),
     ("host.read_only", ("OSError: Read-only file system: '/home/sglang/.cache'",)),
     ("host.too_many_files", ("OSError: Too many open files",)),
-    ("host.threads", ("RuntimeError: can't start new thread",)),
     ("host.threads", ("libgomp: Thread creation failed: Resource temporarily unavailable",)),
     (
         "host.threads",
         ("terminate: std::system_error: Resource temporarily unavailable (thread constructor)",),
     ),
     ("systemd.exec", ("sglang-main.service: Main process exited, code=exited, status=203/EXEC",)),
+    ("fusion.disabled", (". Disabling flashinfer allreduce fusion permanently.",)),
+    ("fusion.disabled", ("). Skipping allreduce fusion.",)),
+    ("kernel.no_image", (f"Search for `cudaErrorNoKernelImageForDevice' {DOCUMENTED}",)),
+    ("kernel.ptx_unsupported", (f"Search for `cudaErrorUnsupportedPtxVersion' {DOCUMENTED}",)),
+    (
+        "kernel.capability_refused",
+        ("NotImplementedError: flash_attn at sgl-kernel is only supported on sm90 and above",),
+    ),
+    ("driver.no_gpu", ("RuntimeError: CUDA error: no CUDA-capable device is detected",)),
+    (
+        "driver.no_gpu",
+        ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",),
+    ),
+    (
+        "driver.no_gpu",
+        ("RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",),
+    ),
+    (
+        "driver.no_gpu",
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",),
+    ),
+    ("driver.no_gpu", (f"Search for `cudaErrorNoDevice' {DOCUMENTED}",)),
+    ("driver.no_gpu", ("torch.AcceleratorError: CUDA error: invalid device ordinal",)),
+    (
+        "memory.nccl_allocation",
+        ("h:1:2 [0] include/alloc.h:302 NCCL WARN Failed to CUDA calloc async 4194304 bytes",),
+    ),
+    ("memory.shared", ("Fatal Python error: Bus error",)),
+    ("nccl.p2p_fault", ("h:1:2 [0] enqueue.cc:1556 NCCL WARN Cuda failure 1 'invalid argument'",)),
+    ("nccl.error", ("ncclUnhandledCudaError: Call to CUDA function failed.",)),
+    (
+        "communication.ipc_invalid",
+        ("Failed: Cuda error /sgl-kernel/csrc/allreduce/custom_all_reduce.cuh:164 'invalid argument'",),
+    ),
+    (
+        "model.no_path",
+        (
+            "OSError: x/y is not a local folder and is not a valid model identifier listed on "
+            "'https://huggingface.co/models'",
+        ),
+    ),
+    (
+        "model.no_path",
+        ("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error. (Request ID: Root=1-69)",),
+    ),
+    (
+        "model.no_path",
+        (
+            "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk "
+            "cache and outgoing traffic has been disabled.",
+        ),
+    ),
+    (
+        "model.no_path",
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find "
+            "them in the cached files.",
+        ),
+    ),
+    (
+        "model.no_path",
+        ("ValueError: Unrecognized model in /m. Should have a `model_type` key in its config.json.",),
+    ),
+    (
+        "model.no_path",
+        (
+            "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach "
+            "https://huggingface.co/api/models/x/y: offline mode is enabled.",
+        ),
+    ),
+    (
+        "model.gated",
+        (
+            "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/x/y",
+        ),
+    ),
+    (
+        "model.gated",
+        ("requests.exceptions.HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/x/y",),
+    ),
+    (
+        "model.unknown_architecture",
+        ("ValueError: Model architectures ['FooForCausalLM'] are not supported for now.",),
+    ),
+    ("model.unknown_architecture", ("KeyError: 'glm_moe_dsa'",)),
+    ("model.unknown_architecture", ("ModuleNotFoundError: No module named 'transformers_modules.GLM-5'",)),
+    (
+        "model.weights_missing",
+        ("safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",),
+    ),
+    (
+        "model.weights_missing",
+        (
+            "RuntimeError: PytorchStreamReader failed reading zip archive: invalid header or archive is "
+            "corrupted",
+        ),
+    ),
+    (
+        "model.weights_missing",
+        ('FileNotFoundError: No such file or directory: "/m/model-00002-of-00002.safetensors"',),
+    ),
+    (
+        "model.tokenizer",
+        ("ValueError: Tokenizer class GlmTokenizer does not exist or is not currently imported.",),
+    ),
+    ("model.tokenizer", ("FileNotFoundError: [Errno 2] No such file or directory: '/m/tokenizer.json'",)),
+    (
+        "model.tokenizer",
+        ("Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",),
+    ),
+    (
+        "model.expert_shape",
+        (LOAD, "RuntimeError: start (3072) + length (3072) exceeds dimension size (3072)."),
+    ),
+    (
+        "model.expert_shape",
+        (
+            LOAD,
+            "AssertionError: Attempted to load weight (torch.Size([3072])) into parameter (torch.Size([6144]))",
+        ),
+    ),
+    ("model.tp_does_not_divide", ("AssertionError: tp_size must be divisible by number of nodes",)),
+    (
+        "model.quantization",
+        (
+            "ValueError: Cannot find 'quant_algo' in the model's quantization config. Expected either flat "
+            "format (config.json) or nested format (hf_quant_config.json).",
+        ),
+    ),
+    (
+        "model.quantization",
+        (
+            "ValueError: The quantization method modelopt_fp4 is not supported for the current GPU. Minimum "
+            "capability: 100.",
+        ),
+    ),
+    (
+        "kernel.fp4",
+        (
+            "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: Failed to initialize cutlass TMA WS "
+            "grouped gemm.",
+        ),
+    ),
+    ("kernel.illegal_access", ("torch.AcceleratorError: CUDA error: misaligned address",)),
+    ("kernel.illegal_access", ("torch.AcceleratorError: CUDA error: device-side assert triggered",)),
+    ("kernel.illegal_access", (f"Search for `cudaErrorIllegalAddress' {DOCUMENTED}",)),
+    (
+        "request.too_long",
+        ("ValueError: The input (5000 tokens) is longer than the model's context length (4096 tokens).",),
+    ),
 )
 
 KERNEL_LINES: tuple[tuple[str, str], ...] = (
@@ -455,13 +612,24 @@ KERNEL_LINES: tuple[tuple[str, str], ...] = (
     ),
     ("gpu.fallen_off", "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus."),
     ("pcie.bar", "NVRM: BAR0 is 0M @ 0x0 (PCI:0000:06:00.0)"),
+    ("pcie.bar", "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:"),
+    ("pcie.bar", "pci 0000:01:00.0: BAR 2 [mem size 0x2000000000 64bit pref]: can't assign; no space"),
     (
         "pcie.error",
         "pcieport 0000:00:01.1: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0",
     ),
+    (
+        "pcie.error",
+        "pcieport 0000:00:01.1: AER: Multiple Correctable error message received from 0000:01:00.0",
+    ),
     ("pcie.link_down", "pcieport 0000:40:01.1: pciehp: Slot(0): Link Down"),
     ("pcie.reset", "vfio-pci 0000:01:00.0: not ready 65535ms after FLR; giving up"),
     ("iommu.fault", "AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0012 address=0xf000 flags=0x0000]"),
+    (
+        "iommu.fault",
+        "DMAR: [DMA Read NO_PASID] Request device [01:00.0] fault addr 0xf0000000 [fault reason 0x06]",
+    ),
+    ("iommu.fault", "qemu-system-x86_64: IOMMU_IOAS_MAP failed: Bad address"),
     ("memory.host_oom", "Out of memory: Killed process 4242 (sglang::schedul) total-vm:1kB, anon-rss:1kB"),
     ("kernel_log.segfault", "python[4242]: segfault at 0 ip 00007f sp 00007f error 4 in libcuda.so.1"),
 )

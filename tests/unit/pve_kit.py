@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
 import pve_gpu_vm
+import pytest
 from pve_stub import PASSWORD, SECRET, TOKEN, Stub, make_certificate
 
 __all__ = ["ARGUMENTS", "PASSWORD", "SECRET", "SSH_KEY", "Vm", "certificate", "stub", "vm"]

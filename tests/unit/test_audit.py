@@ -175,3 +175,14 @@ def test_drift_and_layers_that_do_not_agree_fail(
         assert f"site.yml --tags gates --limit {name}" in seen.message[name]
         assert seen.told[name]["notes"]  # advice, which is no reason for a failure
         assert not any(note in seen.message[name] for note in seen.told[name]["notes"])
+
+
+def test_a_missing_file_is_an_error(make_site: Any, run_module: RunModule) -> None:
+    site = make_site("0.5.9", "0.6.3")
+    answer = Gates(run_module, site).info(scan=True)
+    assert any("is missing" in problem for problem in answer["problems"])
+    assert answer["conditions"] == []
+    keep_only_unpacked(site)
+    assert Gates(run_module, site).info(scan=True)["conditions"] != []
+    (site / "sglang/srt/server_args.py").unlink()
+    assert "server_args.py" in Gates(run_module, site).info(scan=True)["problems"][0]

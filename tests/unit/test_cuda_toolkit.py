@@ -13,6 +13,14 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "roles" / "cuda_toolkit" / "files" / "toolkit.py"
 PACKAGES = {"nvidia-cuda-nvcc": "13.0.88", "nvidia-cuda-runtime": "13.0.96"}
+NVCC = """\
+#!/bin/sh
+case $1 in
+--version) echo 'Cuda compilation tools, release 13.0, V13.0.88';;
+--list-gpu-arch) printf 'compute_90\\ncompute_120\\n';;
+*) exit 1;;
+esac
+"""
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def venv(tmp_path: Path) -> Path:
     for folder in ("bin", "include", "lib"):
         (home / folder).mkdir(parents=True)
     nvcc = home / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.write_text(NVCC)
     nvcc.chmod(0o755)
     for name in ("libcudart.so.13", "libcublas.so.13", "libcudadevrt.a"):
         (home / "lib" / name).touch()
@@ -98,19 +106,12 @@ def test_an_existing_toolkit_is_handed_on_by_its_real_path(venv: Path, tmp_path:
 
 
 def test_architectures_are_asked_of_the_compiler_itself(venv: Path, tmp_path: Path) -> None:
-    assert ask("look", venv)["architectures"] == [
-        "Cuda",
-        "compilation",
-        "tools,",
-        "release",
-        "13.0,",
-        "V13.0.88",
-    ]
-    nvcc = Path(ask("look", venv)["home"]) / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\n[ $1 = --list-gpu-arch ] && printf 'compute_90\\ncompute_120\\n'\n")
-    assert ask("look", venv)["architectures"] == ["compute_90", "compute_120"]
-    nvcc.write_text("#!/bin/sh\nexit 1\n")  # too old to know the option
-    assert ask("look", venv)["architectures"] == []
+    found = ask("look", venv)
+    assert found["architectures"] == ["compute_90", "compute_120"]
+    nvcc = Path(found["home"]) / "bin" / "nvcc"
+    nvcc.write_text(NVCC.replace("--list-gpu-arch", "--none"))  # too old to know the option
+    found = ask("look", venv)
+    assert (found["nvcc"], found["architectures"]) == ("13.0", [])
 
 
 def test_packages_of_the_method_apt_are_asked_of_dpkg(venv: Path, tmp_path: Path) -> None:
@@ -124,7 +125,9 @@ def test_a_compiler_that_hangs_is_none_that_can_be_used(venv: Path) -> None:
     nvcc = venv / "lib/python3.11/site-packages/nvidia/cu13/bin/nvcc"
     nvcc.write_text("#!/bin/sh\nexec sleep 60\n")
     script = venv / "toolkit.py"
-    script.write_text(SCRIPT.read_text().replace("TOOL_SECONDS = 120", "TOOL_SECONDS = 1"))
+    text = SCRIPT.read_text()
+    assert text.count("TOOL_SECONDS = 120") == 1
+    script.write_text(text.replace("TOOL_SECONDS = 120", "TOOL_SECONDS = 1"))
     asked = {"method": "pip", "venv": str(venv), "path": "", "folder": "cu13", "packages": {}, "names": []}
     command = [sys.executable, "-I", str(script), "look", json.dumps(asked)]
     told = json.loads(subprocess.check_output(command, text=True, timeout=30))

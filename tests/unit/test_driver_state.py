@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -250,8 +251,18 @@ def test_settings_are_due_when_a_card_lost_them(tmp_path: Path) -> None:
     assert judge(guest.facts(tmp_path), WANTED)["settings_due"] is True
 
 
-def test_the_module_runs_here_and_changes_nothing(tmp_path: Path, run_module: RunModule) -> None:
-    code, told = run_module(nvidia_driver_info.main, branch="580", state_dir=str(tmp_path))
+def test_the_module_asks_this_host_and_changes_nothing(
+    tmp_path: Path, run_module: RunModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "nvidia-driver-580\t580.159.04-1ubuntu1\tinstall\tinstalled"
+    programs, state = tmp_path / "bin", tmp_path / "state"
+    programs.mkdir()
+    state.mkdir()
+    for name, does in {"dpkg-query": f"echo '{said}'", "nvidia-smi": "exit 9"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    code, told = run_module(nvidia_driver_info.main, branch="580", state_dir=str(state), adopt=True)
     assert (code, told["changed"]) == (0, False)
-    assert told["owner"] in (NONE, THEIRS)
-    assert list(tmp_path.iterdir()) == []
+    assert (told["owner"], told["packages"]) == (THEIRS, ["nvidia-driver-580"])
+    assert list(state.iterdir()) == []

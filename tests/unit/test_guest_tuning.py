@@ -22,8 +22,11 @@ def kernel(tmp_path: Path) -> Path:
     }.items():
         (tmp_path / "proc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "proc" / name).write_text(value + "\n")
-    script = SCRIPT.read_text().replace('"/proc/sys/"', repr(f"{tmp_path}/proc/"))
-    (tmp_path / "sysctl.py").write_text(script)
+    script = SCRIPT.read_text()
+    assert (
+        script.count("/proc/sys/") == script.count('"/proc/sys/"') == 1
+    )  # or this kernel's own would be set
+    (tmp_path / "sysctl.py").write_text(script.replace('"/proc/sys/"', repr(f"{tmp_path}/proc/")))
     return tmp_path
 
 

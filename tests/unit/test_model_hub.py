@@ -15,13 +15,10 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "tests/support"))
-
 from hub import COMMIT, REPOSITORY, Hub
 
 TOKEN = "hf_" + "a1B2" * 8
-CHANCE = random.Random(120)  # noqa: S311 (bytes, always the same)
+CHANCE = random.Random(120)  # noqa: S311 - made-up weights
 FILES = {
     "config.json": b'{"vocab_size": 2048}\n',
     "tokenizer/tokenizer.json": b"{}\n",

@@ -89,15 +89,17 @@ def test_all_ranks_end_well_with_the_given_environment_only(
 
 def test_a_hang_is_ended_with_its_children_and_nobody_else(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
-        watch, found = run(tmp_path, "wait", "hang", step_factor=0.02)
-        first = watch.first_failure()
-        assert first is not None
-        assert (first.cause, first.rank) == ("hang", 1)
-        child = int(watch.ranks[1].case.split()[1])
-        assert not any(alive(pid) for pid in [*found["pids"], child])
-        assert found["pids_left"] == []
-        assert alive(bystander.pid)
-        bystander.kill()
+        try:
+            watch, found = run(tmp_path, "wait", "hang", step_factor=0.02)
+            first = watch.first_failure()
+            assert first is not None
+            assert (first.cause, first.rank) == ("hang", 1)
+            child = int(watch.ranks[1].case.split()[1])
+            assert not any(alive(pid) for pid in [*found["pids"], child])
+            assert found["pids_left"] == []
+            assert alive(bystander.pid)
+        finally:
+            bystander.kill()
 
 
 def test_what_a_crashed_rank_left_behind_ends_too(tmp_path: Path) -> None:

@@ -52,10 +52,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path
     command = [sys.executable, "-m", "fakepve", str(guests), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--time-scale", "0.02", "--cert", str(certificate[0]), "--key", str(certificate[1])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert "listening" in process.stdout.readline()
-        yield port
-        process.terminate()
+        try:
+            assert process.stdout is not None
+            assert "listening" in process.stdout.readline()
+            yield port
+        finally:
+            process.terminate()
 
 
 @pytest.fixture

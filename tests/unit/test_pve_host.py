@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pve_host_cmdline
-import pve_kit
+import pve_host_info
 import pytest
 from ansible.module_utils.sm120 import storage
 from ansible.module_utils.sm120.pve_cmdline import check_parameters, edit, line_of, merge, split, unmerge
@@ -14,8 +14,6 @@ from ansible.module_utils.sm120.pve_host_scan import boot_loaders, findings, sca
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pve_sysfs import bind, device, make
-
-assert pve_kit.__all__  # it puts tests/support on the path
 
 GRUB = """\
 # a comment that names GRUB_CMDLINE_LINUX_DEFAULT="no"
@@ -274,6 +272,20 @@ def test_boot_loaders(tmp_path: Path, managed: bool, status: str, names: list[st
     found = boot_loaders(tmp_path, status)
     assert [item.name for item in found] == names
     assert all((("proxmox-boot-tool", "refresh") in item.refresh) is managed for item in found)
+
+
+def test_a_boot_tool_that_hangs_is_told(
+    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proxmox-boot-tool").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "proxmox-boot-tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(pve_host_info, "TOOL_SECONDS", 1)
+    code, told = run_module(pve_host_info.main)
+    assert code == 1
+    assert told["msg"].startswith(
+        f"Wanted: an answer of {tmp_path}/proxmox-boot-tool status. Found: none in 1 s."
+    )
 
 
 def look(root: Path, **args: Any) -> list[tuple[str, str]]:

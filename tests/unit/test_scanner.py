@@ -14,7 +14,6 @@ from ansible.module_utils.sm120.manifest import Manifest
 from ansible.module_utils.sm120.scan_cuda import cuda_conditions
 from ansible.module_utils.sm120.scan_python import python_conditions
 from ansible.module_utils.sm120.survey import survey
-from gates_driver import Gates, RunModule
 
 pytestmark = pytest.mark.once
 
@@ -277,17 +276,6 @@ def keep_only_unpacked(site: Path) -> None:
             if (site / line.split(",")[0].strip('"')).exists()
         ]
         record.write_text("\n".join(lines) + "\n")
-
-
-def test_a_missing_file_is_an_error(make_site: Any, run_module: RunModule) -> None:
-    site = make_site("0.5.9", "0.6.3")
-    answer = Gates(run_module, site).info(scan=True)
-    assert any("is missing" in problem for problem in answer["problems"])
-    assert answer["conditions"] == []
-    keep_only_unpacked(site)
-    assert Gates(run_module, site).info(scan=True)["conditions"] != []
-    (site / "sglang/srt/server_args.py").unlink()
-    assert "server_args.py" in Gates(run_module, site).info(scan=True)["problems"][0]
 
 
 def test_a_file_that_git_tracks_and_that_is_gone_is_an_error(tmp_path: Path) -> None:

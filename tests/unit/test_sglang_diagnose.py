@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import sglang_diagnose
+from ansible.module_utils.sm120 import unit_log
 from story import STORY
 
 XID = "Mar 01 10:01:00 h kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=12, GPU has fallen off the bus.\n"
@@ -136,6 +137,18 @@ def test_of_a_unit_without_a_start_no_journal_is_read(
     _, out = run_module(sglang_diagnose.main, unit="sglang-main.service", this_start=True)
     assert (out["fusion"]["state"], out["findings"], out["starts"]) == ("unsaid", [], 0)
     assert "no start of sglang-main.service" in out["msg"]
+
+
+def test_a_journal_that_hangs_is_told(
+    run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "journalctl").write_text(f"#!/bin/sh\nprintf '%s' '{ACTIVE}'\nexec sleep 60\n")
+    (tmp_path / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(unit_log, "SILENT_SECONDS", 1)
+    code, out = run_module(sglang_diagnose.main, unit="sglang-main.service")
+    assert code == 1
+    assert "timed out after 1 seconds" in out["msg"]
 
 
 def test_nvidia_smi_is_asked(run_module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sglang_diagnose
 import sglang_health
 from gates_driver import Gates
 from story import STORY
-
-pytestmark = pytest.mark.once
 
 WANTED_SECONDS = 10
 LIMIT_SECONDS = 450  # what they waited

@@ -206,6 +206,7 @@ def test_the_driver_answers_all_and_counts_exactly(api: str) -> None:
 def test_never_more_in_flight_than_asked() -> None:
     flying = {"now": 0, "most": 0}
     lock = threading.Lock()
+    together = threading.Barrier(3)  # nobody passes until three are in flight
 
     def counted(_fake: Fake, sock: socket.socket, body: Any) -> None:
         with lock:
@@ -213,7 +214,8 @@ def test_never_more_in_flight_than_asked() -> None:
             flying["most"] = max(flying["most"], flying["now"])
         *events, end = stream(body["sampling_params"]["max_new_tokens"], prompt=len(body["input_ids"]))
         sock.sendall(HEAD + b"".join(chunk(one) for one in events))
-        time.sleep(0.03)
+        together.wait(20)
+        time.sleep(0.03)  # time for a fourth
         with lock:  # before the end mark: after it the client may send at once
             flying["now"] -= 1
         sock.sendall(chunk(end) + b"0\r\n\r\n")
@@ -408,15 +410,17 @@ class StandIn:
 
 
 @pytest.mark.parametrize(
-    ("answer", "note"),
-    [(stream_reply(), ladder.LOW_POWER_NOTE), (silence, ladder.STALL_NOTE)],
+    ("answer", "stall_seconds", "note"),
+    [(stream_reply(), 20.0, ladder.LOW_POWER_NOTE), (silence, 0.5, ladder.STALL_NOTE)],
     ids=["slow", "stalled"],
 )
-def test_cards_that_wait_are_noted(answer: Any, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_that_wait_are_noted(
+    answer: Any, stall_seconds: float, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ladder, "Sampler", StandIn)
     with serve(Fake()) as fake:
         fake.routes["/generate"] = answer
-        one = spec(warmup_requests=0, stall_seconds=0.5, repeats=2)
+        one = spec(warmup_requests=0, stall_seconds=stall_seconds, repeats=2)
         rung = ladder.Ladder(Client(fake.url), one, ca_path=None, sample_gpus=True).rung(2)
     assert rung["notes"] == [note]
     assert rung["valid"] == (answer is not silence)
