@@ -142,6 +142,7 @@ SIGNATURES: tuple[Signature, ...] = (
         needle=b"rror",
         pattern=re.compile(
             rb"(?i)does not support backend '\w+' with capability 12"
+            rb"|capability \(?12[., ]*[01]\)? is not supported|SM_?120 (?:is )?not supported"
             rb"|requires? (?:SM|sm_?)(?:90|100|10X)\b|only support(?:s|ed on)? SM(?:90|100)"
         ),
         meaning="A backend that was chosen exists only for SM90 or SM100.",

@@ -9,6 +9,9 @@ from .xids import AFTERMATH, NOTICE, RECOVERY, XIDS, Xid
 
 TOPIC = "GPU, driver, PCIe"
 
+_BAR_MEANING = "A card's memory window was not mapped: the VM's address space is too small."
+_BAR_ADVICE = "cpu host with host-phys-bits, and a larger MMIO window for OVMF (role pve_gpu_vm)."
+
 
 def _xid(number: int, xid: Xid) -> Signature:
     role = {AFTERMATH: CONSEQUENCE, RECOVERY: CONSEQUENCE, NOTICE: WARNING}.get(xid.kind, CAUSE)
@@ -127,12 +130,19 @@ KERNEL: tuple[Signature, ...] = (
         name="pcie.bar",
         role=CAUSE,
         layer="pcie",
-        needle=b"",
-        pattern=re.compile(
-            rb"(?i)BAR\d? is 0M|BAR \d+.*(?:can't assign|no space|failed to assign)|PCI I/O region.*invalid"
-        ),
-        meaning="A card's memory window was not mapped: the VM's address space is too small.",
-        advice="cpu host with host-phys-bits, and a larger MMIO window for OVMF (role pve_gpu_vm).",
+        needle=b"BAR",
+        pattern=re.compile(rb"(?i)BAR\d? is 0M|BAR \d+.*(?:can't assign|no space|failed to assign)"),
+        meaning=_BAR_MEANING,
+        advice=_BAR_ADVICE,
+        fatal=True,
+    ),
+    Signature(
+        name="pcie.bar",
+        role=CAUSE,
+        layer="pcie",
+        needle=b"This PCI I/O region assigned to your NVIDIA device is invalid",
+        meaning=_BAR_MEANING,
+        advice=_BAR_ADVICE,
         fatal=True,
     ),
     Signature(

@@ -89,6 +89,8 @@ SERVER_LINES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "kernel.capability_refused",
         ("AssertionError: moe_runner_backend=flashinfer_mxfp4 requires SM90 or SM100.",),
     ),
+    ("kernel.capability_refused", ("RuntimeError: compute capability 12.0 is not supported",)),
+    ("kernel.capability_refused", ("NotImplementedError: sm_120 is not supported",)),
     ("kernel.deep_gemm", ("AttributeError: module 'deep_gemm' has no attribute 'get_num_sms'",)),
     ("jit.build_failed", ("RuntimeError: Ninja build failed. Ninja output:",)),
     (
