@@ -38,6 +38,7 @@ CHECKOUT = hashlib.sha256(str(ROOT).encode()).hexdigest()[:6]
 PACKAGES = (
     "systemd systemd-sysv dbus openssh-server sudo python3 python3-venv python3-apt iproute2 ca-certificates procps"
 ).split()
+PORT_LABEL = "sm120.ssh-port"
 UBUNTU = "noble"
 UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
 # Its sshd is started by a socket, which does not read the options that a lab host's port comes by.
@@ -271,6 +272,7 @@ def create(name: str, port: int, image: str, host_key: Path, operator_key: Path)
     pip_conf, mounts = pip_settings()
     # Host networking: in many sandboxes it is all there is. sshd listens on loopback only.
     options = ["--name", container(name), "--hostname", name, "--privileged", "--network=host"]
+    options += ["--label", f"{PORT_LABEL}={port}"]
     if ENGINE == "podman":
         options += ["--systemd=always"]
     else:
@@ -290,6 +292,17 @@ def create(name: str, port: int, image: str, host_key: Path, operator_key: Path)
     )
 
 
+def refuse_another_port(name: str, port: int) -> None:
+    there = engine(
+        "inspect", "--format", f'{{{{index .Config.Labels "{PORT_LABEL}"}}}}', container(name)
+    ).strip()
+    if there != str(port):
+        raise LabError(
+            f"wanted: {name} on port {port} (SM120_DEMO_PORT for the demo); found: it was made for port {there}. "
+            f"Set that one, or remove it first: make {name}-clean"
+        )
+
+
 def up(name: str, port: int, image: str | None = None, baked: bool = False) -> None:
     """Start a host; one of that name that exists is started again, not replaced."""
     if baked and not container_exists(name):
@@ -298,6 +311,8 @@ def up(name: str, port: int, image: str | None = None, baked: bool = False) -> N
     trust_host_key(port, host_key)
     if not container_exists(name):
         create(name, port, image or base_image(), host_key, operator_key)
+    else:
+        refuse_another_port(name, port)
     engine("start", container(name))
     wait_for_boot(name)
     known = f"-o UserKnownHostsFile={STATE / 'known_hosts'}"

@@ -121,6 +121,11 @@ class Checker:
         if signs.unit is not None:
             if not signs.unit.exists:
                 return STOPPED, f"there is no unit {self._unit}"
+            if signs.unit.stopped_on_request:
+                return (
+                    STOPPED,
+                    f"unit {self._unit} was stopped (systemd calls it failed: {signs.unit.ending})",
+                )
             if not signs.unit.running:
                 return STOPPED, f"unit {self._unit} is {signs.unit.active} ({signs.unit.sub})"
         health = self._ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ PROPERTIES = (
     "ExecMainStatus",
     "NRestarts",
     "InvocationID",
+    "Restart",
 )
 PROGRAM_SECONDS = 20
 SILENT_SECONDS = 300  # journalctl searches a large journal for as long before its first line
 # ExecMainCode, as waitid() gives it.
 CLD_KILLED = 2
 CLD_DUMPED = 3
+RESTARTS = ("always", "on-failure", "on-abnormal", "on-abort")  # of Restart=, after a death by SIGKILL
 BLOCK_BYTES = 4 * 1024 * 1024
 
 
@@ -42,6 +45,7 @@ class UnitState:
     exit_status: int = 0
     restarts: int = 0
     invocation: str = ""
+    restart: str = ""
 
     @property
     def exists(self) -> bool:
@@ -50,7 +54,15 @@ class UnitState:
     @property
     def crashed(self) -> bool:
         """Failed, or about to be started again after a failure."""
-        return self.active == "failed" or self.sub in ("auto-restart", "auto-restart-queued")
+        failed = self.active == "failed" and not self.stopped_on_request
+        return failed or self.sub in ("auto-restart", "auto-restart-queued")
+
+    @property
+    def stopped_on_request(self) -> bool:
+        """SGLang ends a SIGTERM by SIGKILL of its own tree, which systemd calls failed. After a crash it would have
+        been started again by systemd at least once, where the unit says so."""
+        killed = self.exit_code == CLD_KILLED and self.exit_status == signal.SIGKILL
+        return self.sub == "failed" and killed and self.restart in RESTARTS and not self.restarts
 
     @property
     def ending(self) -> str:
@@ -81,6 +93,7 @@ def parse_show(text: str) -> UnitState:
         exit_status=number("ExecMainStatus"),
         restarts=number("NRestarts"),
         invocation=values.get("InvocationID", ""),
+        restart=values.get("Restart", ""),
     )
 
 

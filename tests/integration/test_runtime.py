@@ -157,8 +157,14 @@ def test_kernels_for_another_torch_are_refused(host: Host, tmp_path: Path) -> No
 
 
 def test_pip_from_a_folder(host: Host) -> None:
+    """What another run began, and a kill of Ansible did not end, is waited for."""
+    host.sh(
+        "systemd-run --unit=begun flock /run/sglang-sm120-install.lock sh -c 'sleep 20; date +%s > /srv/ended'"
+    )
     run = install(host, sglang_runtime_wheel_dir=WHEELS)
     assert run.rc == 0, run.stdout
+    records = host.sh(f"stat -c %Y {VENV}/lib/python3.*/site-packages/torch-*.dist-info/RECORD").split()
+    assert [int(written) >= int(host.read("/srv/ended")) for written in records] == [True]
     assert installed(host, VENV) == LOCKED
     names = [each["event_data"]["task"] for each in run.events if each["event"] == "runner_on_ok"]
     torch, rest = (

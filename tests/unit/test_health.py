@@ -65,6 +65,20 @@ RUNNING = UnitState("loaded", "active", "running", "success", 4242, invocation="
 FAILED = UnitState("loaded", "failed", "failed", "signal", 0, 2, 9, 0, "")
 
 
+def test_a_stop_on_request_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SIGKILL of its own, and systemd, which starts again what crashed, did not."""
+    crash = "Restart=on-failure\nNRestarts=3\n"
+    text = "LoadState=loaded\nActiveState=failed\nSubState=failed\nResult=signal\nExecMainCode=2\nExecMainStatus=9\n"
+    for more, status in (
+        ("Restart=on-failure\n", "stopped"),
+        ("Restart=no\n", "crashed"),
+        (crash, "crashed"),
+    ):
+        unit_is(monkeypatch, parse_show(text + more))
+        with serve(Fake()) as fake:
+            assert check(fake, unit="sglang-main.service").status == status
+
+
 def test_healthy_is_a_checked_generation() -> None:
     with serve(Fake("/models/m")) as fake:
         fake.routes["/generate"] = page(answer())
