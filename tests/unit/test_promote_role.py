@@ -68,6 +68,15 @@ MEASURE = """
 """
 
 
+SHORT: dict[str, Any] = {
+    "sglang_promote_concurrency": [2],
+    "sglang_promote_requests_per_stream": 1,
+    "sglang_verify_text_check": "count",
+    "sglang_verify_vocab_size": 64,  # nothing else could tell it here
+    "sglang_runtime_facts": {"device": "cpu", "versions": {}},
+}
+
+
 def measure(tmp_path: Path, fake: Fake, **given: Any) -> tuple[int, str]:
     """Run the task file over an instance that is the fake server: (exit status, output)."""
     return play(
@@ -167,11 +176,7 @@ def test_fusion_that_was_kept_and_does_not_run_is_taken_back(tmp_path: Path) -> 
             sglang_promote_repeats=5,
             sglang_promote_min_effect=0.9,  # no machine is so uneven: both sides are equal
             sglang_promote_keep_when_equal=True,
-            sglang_promote_concurrency=[2],
-            sglang_promote_requests_per_stream=1,
-            sglang_verify_text_check="count",
-            sglang_verify_vocab_size=64,
-            sglang_runtime_facts={"device": "cpu", "versions": {}},
+            **SHORT,
         )
     assert code == 2, output
     assert "The server runs with fusion off." in " ".join(output.split())
@@ -195,11 +200,7 @@ def test_a_side_on_that_crashes_is_worse_and_the_other_is_served(tmp_path: Path)
             fake,
             sglang_promote_blocks=["off", "on", "off"],
             sglang_promote_repeats=2,
-            sglang_promote_concurrency=[2],
-            sglang_promote_requests_per_stream=1,
-            sglang_verify_text_check="count",
-            sglang_verify_vocab_size=64,  # nothing else could tell it here
-            sglang_runtime_facts={"device": "cpu", "versions": {}},
+            **SHORT,
         )
         sent = [body["input_ids"] for body in fake.bodies("/generate") if body.get("stream")]
     assert code == 2, output
