@@ -15,6 +15,7 @@ Environment:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,10 @@ PACKAGES = (
 PORT_LABEL = "sm120.ssh-port"
 UBUNTU = "noble"
 UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+# What nobody asked for does not change a host in the middle of a test.
+QUIET = [
+    '--customize-hook=chroot "$1" systemctl mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer'
+]
 # Its sshd is started by a socket, which does not read the options that a lab host's port comes by.
 UBUNTU_OPTIONS = [
     "--include=apt",
@@ -64,11 +70,20 @@ PIP_SETTINGS = (
 )
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
-BOOT_TIMEOUT_SECONDS = 60
+BOOT_TIMEOUT_SECONDS = 180
 
 
 class LabError(RuntimeError):
     """Something the user has to act on; the text is all that is shown."""
+
+
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[None]:
+    """One at a time of what is made once: hosts are started side by side."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    with (STATE / f"{what}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def say(text: str) -> None:
@@ -118,7 +133,9 @@ def engine_argv() -> tuple[str, ...]:
         lines.append('runtime = "runc"')  # crun refuses hybrid cgroups
     conf, text = STATE / "containers.conf", "\n".join(lines) + "\n"
     if not conf.exists() or conf.read_text() != text:
-        conf.write_text(text)
+        new = conf.with_suffix(f".{os.getpid()}")  # a podman beside this one reads it
+        new.write_text(text)
+        new.replace(conf)
     return (*root_prefix(), "env", f"CONTAINERS_CONF={conf}", "podman")
 
 
@@ -126,6 +143,7 @@ def engine(*argv: str, stdin: bytes | None = None) -> str:
     return call(*engine_argv(), *argv, stdin=stdin)
 
 
+@alone("tools")
 def bootstrap() -> None:
     """Install the programs that the lab needs, or say which are missing."""
     missing = [name for name in TOOLS if not shutil.which(name) and (name != "podman" or ENGINE == "podman")]
@@ -146,12 +164,14 @@ def image_exists(name: str) -> bool:
     return succeeds(*engine_argv(), "image", "inspect", name)
 
 
+@alone("base")
 def base_image() -> str:
     """The base image's name; made when it is not there."""
     given = os.environ.get("SM120_LAB_IMAGE")
     if given:
         return given
     options, sources = (UBUNTU_OPTIONS, UBUNTU_SOURCES) if SUITE == UBUNTU else ([], [])
+    options = [*options, *QUIET]
     recipe = hashlib.sha256(" ".join([SUITE, *PACKAGES, *options, *sources]).encode()).hexdigest()[:12]
     name = f"localhost/sm120-lab-base:{SUITE}-{recipe}"
     if not image_exists(name):
@@ -172,6 +192,7 @@ def base_image() -> str:
     return name
 
 
+@alone("keys")
 def keys() -> tuple[Path, Path]:
     """(operator's key, host key): made once."""
     STATE.mkdir(parents=True, exist_ok=True)
@@ -366,6 +387,7 @@ def runtime_image() -> str:
     return f"localhost/sm120-lab-runtime:{recipe.hexdigest()[:12]}"
 
 
+@alone("bake")
 def bake() -> str:
     """Make that image, by the playbook that installs runtime and model on any host; its name."""
     image = runtime_image()

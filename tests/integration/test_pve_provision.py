@@ -124,6 +124,7 @@ class Run:
         events = [
             json.loads(path.read_text())
             for path in (self.folder / "runner/artifacts" / str(self.count) / "job_events").glob("*.json")
+            if not path.stem.endswith("-partial")
         ]
         assert events, done.stderr
         return Result(done.returncode, events)

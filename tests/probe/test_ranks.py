@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sm120 import probe_watch
 from sm120.probe import Probe, Settings
 from sm120.probe_call import FusionCall
 from sm120.probe_run import Account
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {"packages": {"flashinfer-python": {"version": "0.6.12", "root": ""}}}
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_watch, "START_LIMIT_SECONDS", 600.0)
 
 
 def run(folder: Path, python: str, ranks: int, fp32: bool = False, **given: Any) -> dict[str, Any]:
@@ -38,6 +44,7 @@ def run(folder: Path, python: str, ranks: int, fp32: bool = False, **given: Any)
             "dtypes": ("bf16", "fp16"),
             "modes": ("auto", "one_shot", "two_shot"),
             "step_factor": 4.0,  # eight ranks share two cores
+            "stage_limits": {"nccl": 600.0},
             **given,
         },
     )

@@ -36,6 +36,8 @@ def answer(text: str = "Paris, of course", ids: list[int] | None = None, count: 
 def no_local_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake server is this process: its children are pytest's."""
     monkeypatch.setattr(health_signs, "listener_pid", lambda _port: None)
+    monkeypatch.setattr(health_signs, "dead_children", lambda _pid: [])
+    monkeypatch.setattr(health_signs, "stopped_children", lambda _pid: [])
     monkeypatch.setattr(health, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(health, "LOG_GRACE_SECONDS", 0.1)
@@ -380,8 +382,6 @@ def test_waiting_ends_when_the_listener_is_gone_without_a_log(monkeypatch: pytes
     monkeypatch.setattr(
         health_signs, "listener_pid", lambda _port: listeners.pop(0) if len(listeners) > 1 else listeners[0]
     )
-    monkeypatch.setattr(health_signs, "dead_children", lambda _pid: [])
-    monkeypatch.setattr(health_signs, "stopped_children", lambda _pid: [])
     got = Checker(Client(f"http://127.0.0.1:{unused_port()}"), Question(), unit=None, log=None).wait(60)
     assert got.status == "crashed"
     assert "4242" in got.reason

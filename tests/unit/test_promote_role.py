@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
-from fake_sglang import Fake, generated_by, page, serve, speaking, stream_reply
+from fake_sglang import Fake, Reply, generated_by, page, serve, speaking, stream_reply
 from local_play import play
 
 ACTIVE = "[x TP0] FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0"
@@ -84,7 +84,7 @@ def measure(tmp_path: Path, fake: Fake, **given: Any) -> tuple[int, str]:
         MEASURE,
         stand_ins=programs(
             tmp_path,
-            systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running; echo MainPID=1",
+            systemctl="echo LoadState=loaded; echo ActiveState=active; echo SubState=running",
             journalctl="exit 0",
         ),
         sglang_promote_artifacts_dir=str(tmp_path / "artifacts"),
@@ -143,8 +143,8 @@ CRASHES = """
 """
 
 
-def streams_too(fake: Fake) -> None:
-    whole, streamed = fake.routes["/generate"], stream_reply()
+def streams_too(fake: Fake, streamed: Reply) -> None:
+    whole = fake.routes["/generate"]
 
     def generate(it: Fake, sock: socket.socket, body: Any) -> None:
         reply = streamed if body.get("stream") else whole
@@ -155,6 +155,11 @@ def streams_too(fake: Fake) -> None:
 
 
 DIES_WITH_FUSION_KEPT = """
+- name: Tell the fake which side this is
+  ansible.builtin.copy:
+    content: "{{ (sglang_server_trial | default({})).main.allreduce_fusion | default('off') }}"
+    dest: "{{ playbook_dir }}/side"
+    mode: "0600"
 - name: Serve
   ansible.builtin.fail: {msg: no memory left}
   when: >-
@@ -167,15 +172,19 @@ def test_fusion_that_was_kept_and_does_not_run_is_taken_back(tmp_path: Path) -> 
     tasks = tmp_path / "roles/sglang_server/tasks"
     tasks.mkdir(parents=True)
     (tasks / "main.yml").write_text(DIES_WITH_FUSION_KEPT)
+    fused, unfused = stream_reply(), stream_reply(delay=0.03)
+
+    def faster_with_fusion(it: Fake, sock: socket.socket, body: Any) -> None:
+        (fused if (tmp_path / "side").read_text() == "on" else unfused)(it, sock, body)
+
     with serve(speaking("0.5.9")) as fake:
-        streams_too(fake)
+        streams_too(fake, faster_with_fusion)
         code, output = measure(
             tmp_path,
             fake,
             sglang_promote_blocks=["off", "on"],
             sglang_promote_repeats=5,
-            sglang_promote_min_effect=0.9,  # no machine is so uneven: both sides are equal
-            sglang_promote_keep_when_equal=True,
+            sglang_promote_output_tokens=16,
             **SHORT,
         )
     assert code == 2, output
@@ -194,7 +203,7 @@ def test_a_side_on_that_crashes_is_worse_and_the_other_is_served(tmp_path: Path)
     tasks.mkdir(parents=True)
     (tasks / "main.yml").write_text(CRASHES)
     with serve(speaking("0.5.9")) as fake:
-        streams_too(fake)
+        streams_too(fake, stream_reply())
         code, output = measure(
             tmp_path,
             fake,

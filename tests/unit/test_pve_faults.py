@@ -78,7 +78,8 @@ def test_lock_of_a_backup(vm: Vm) -> None:
     assert vm.ok(memory_mib=262144)["changed"] is True
 
 
-def test_short_loss_of_connection_is_ridden_out(vm: Vm) -> None:
+def test_short_loss_of_connection_is_ridden_out(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pve_client, "LOST_CONNECTION_SECONDS", 30)
     vm.stub.faults += [
         Fault("GET", TASK, times=2),
         Fault("GET", TASK, status=596, message="timeout", times=1),

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sglang_diagnose
 import sglang_health
+from ansible.module_utils.sm120 import health as looks
 from gates_driver import Gates
 from story import STORY
 
@@ -38,7 +40,9 @@ def test_layers_edited_by_hand_are_named_one_by_one(run_module: Any, make_site: 
         assert len([one for one in audit["problems"] if f"sglang/srt/{file}" in one]) == 1, audit["problems"]
 
 
-def test_the_first_attempt(run_module: Any, make_site: Any, tmp_path: Path) -> None:
+def test_the_first_attempt(
+    run_module: Any, make_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gates = Gates(run_module, make_site("0.5.9", "0.6.3"))
     plan = gates.info()
     gates.must("keep", plan["plan"])
@@ -68,6 +72,7 @@ def test_the_first_attempt(run_module: Any, make_site: Any, tmp_path: Path) -> N
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    monkeypatch.setattr(looks, "SETTLE_SECONDS", 0.05)
     threading.Timer(1, die).start()
     code, health = run_module(
         sglang_health.main, url=url, log=str(log), wait=True, timeout_seconds=LIMIT_SECONDS

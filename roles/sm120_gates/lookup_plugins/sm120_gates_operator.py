@@ -42,7 +42,7 @@ def _started(pid: int) -> str | None:
     if Path("/proc/self/stat").is_file():
         try:
             return stat.read_text().rpartition(")")[2].split()[19]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the second, where it ends while its file is read
             return None
     try:
         os.kill(pid, 0)
