@@ -14,7 +14,8 @@ from typing import Any
 from .diagnosis import Finding
 from .diagnosis_catalogue import server_scanner
 from .http import Address
-from .processes import Process, dead_children, listener_pid, stopped_children, writers_of
+from .listeners import listener_pid
+from .processes import Process, dead_children, stopped_children, writers_of
 from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})

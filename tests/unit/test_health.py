@@ -588,10 +588,3 @@ def test_writers_of_a_file_are_found_and_readers_are_not(tmp_path: Path) -> None
     with log.open("a"):
         assert processes.writers_of(log) == {os.getpid()}
     assert processes.writers_of(tmp_path / "none") == set()
-
-
-def test_the_listener_of_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert processes.listener_pid(port) == os.getpid()
-    assert processes.listener_pid(port) is None
