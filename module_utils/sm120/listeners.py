@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import PROC, control_groups, opened, pids, read_process
+from .processes import PROC, control_groups, descendants, opened, pid_namespace, pids, read_process
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 FIRST_FREE_PORT = 1024  # where the kernel does not tell its own
@@ -147,6 +147,35 @@ def holders(sockets: Iterable[str], proc: Path = PROC) -> list[Holder]:
 def listener_pid(port: int, proc: Path = PROC) -> int | None:
     """The process that listens on a port; None when nobody does or it is not ours to see."""
     return next(holding(listening(port, proc), proc), None)
+
+
+def _within(pid: int, group: str, proc: Path) -> bool:
+    groups = control_groups(pid, proc) if group else []
+    return any(each == group or each.startswith(f"{group}/") for each in groups)
+
+
+def stranger(host: str, port: int, main_pid: int, group: str, proc: Path = PROC) -> Holder | None:
+    """Who answers there, where it does not belong to a unit: is neither in its control group, nor its main process or
+    one below it.
+
+    None also where that cannot be told: the address is not this host's, a listener is not ours to see or is in a
+    container, which the unit may have had started, or systemd speaks of other processes than `proc` shows.
+    """
+    held = listening(port, proc)
+    # In the order in which a client tries them.
+    answering = ((target, in_the_way([target.ip], held)) for target in addresses(host, 0))
+    target, sockets = next((each for each in answering if each[1]), (None, set()))
+    if target is None or _bind_error(target) or not _within(main_pid, group, proc):
+        return None
+    seen = [set(holding([each], proc)) for each in sockets]
+    found = sorted(set().union(*seen))
+    if not all(seen) or any(_within(pid, group, proc) for pid in found):
+        return None
+    of_unit = {main_pid, *(process.pid for process in descendants(main_pid, proc))}
+    here = pid_namespace("self", proc)
+    if not of_unit.isdisjoint(found) or here is None or {pid_namespace(pid, proc) for pid in found} != {here}:
+        return None
+    return holder(found[0], proc)
 
 
 def deployed_units(folder: Path) -> dict[str, str]:

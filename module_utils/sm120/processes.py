@@ -67,6 +67,14 @@ def control_groups(pid: int, proc: Path = PROC) -> list[str]:
     return [line.split(":", 2)[2] for line in lines]
 
 
+def pid_namespace(pid: int | str, proc: Path = PROC) -> str | None:
+    """None where the process has ended or is not ours to look into."""
+    try:
+        return os.readlink(proc / str(pid) / "ns/pid")
+    except OSError:
+        return None
+
+
 def writers_of(path: Path, proc: Path = PROC) -> set[int]:
     """The processes, as far as they are ours to see, that hold a file open for writing."""
     try:

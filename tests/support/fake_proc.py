@@ -12,6 +12,7 @@ class FakeProc:
         (root / "net").mkdir()
         for table in ("tcp", "tcp6"):
             (root / "net" / table).write_text("  sl  local_address rem_address   st ...\n")
+        self._namespace("self", "pid:[1]")
 
     def socket(self, address: str, port: int, inode: int, *, state: str = "0A") -> None:
         """`address` as in /proc/net: hexadecimal, in words of the machine's order."""
@@ -23,11 +24,23 @@ class FakeProc:
                 f"     0        0 {inode} 1 0000000000000000 100 0 0 10 0\n"
             )
 
+    def _namespace(self, process: str, namespace: str) -> None:
+        (self._root / process / "ns").mkdir(parents=True)
+        (self._root / process / "ns/pid").symlink_to(namespace)
+
     def process(
-        self, pid: int, *, name: str = "x", parent: int = 1, sockets: Iterable[int] = (), group: str = "/"
+        self,
+        pid: int,
+        *,
+        name: str = "x",
+        parent: int = 1,
+        sockets: Iterable[int] = (),
+        group: str = "/",
+        namespace: str = "pid:[1]",
     ) -> None:
+        self._namespace(str(pid), namespace)
         folder = self._root / str(pid)
-        (folder / "fd").mkdir(parents=True)
+        (folder / "fd").mkdir()
         (folder / "stat").write_text(f"{pid} ({name}) S {parent} 0 0\n")
         (folder / "cgroup").write_text(f"0::{group}\n")
         for number, inode in enumerate(sockets):

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible.module_utils.sm120 import listeners
@@ -134,6 +135,87 @@ def test_what_the_kernel_refuses_is_explained(listen: Callable[[], socket.socket
         found = {each["host"]: each for each in listeners.unable(given, {}) if each["why"] == "taken"}
     assert set(found) == taken
     assert all(f"(pid {os.getpid()}" in each["by"] for each in found.values())
+
+
+UNIT, FOREIGN = "/system.slice/sglang-a.service", "/system.slice/sglang-b.service"
+MAIN = 50
+# What listens on 127.0.0.1:30000 while the unit's main process, 50, does not: None for nobody to be named.
+ANSWERING: dict[str, tuple[dict[str, Any], str | None]] = {
+    "another unit": ({"group": FOREIGN}, "sglang::http (pid 77, sglang-b.service)"),
+    "a unit whose name begins alike": ({"group": f"{UNIT}-2"}, "sglang::http (pid 77, sglang-a.service-2)"),
+    "a process of no unit": ({"group": "/"}, "sglang::http (pid 77)"),
+    "in the unit's control group": ({"group": UNIT}, None),
+    "in one below it": ({"group": f"{UNIT}/payload"}, None),
+    "a child in a session of its own": ({"group": "/user.slice/session-3.scope", "parent": MAIN}, None),
+    "in a container": ({"group": "/system.slice/docker-1.scope", "namespace": "pid:[2]"}, None),
+    "somebody not ours to see": ({"group": FOREIGN, "sockets": []}, None),
+}
+
+
+def lay_out(root: Path, **listener: Any) -> FakeProc:
+    proc = FakeProc(root)
+    proc.socket("0100007F", 30000, 7)
+    proc.process(MAIN, group=UNIT)
+    proc.process(77, **({"name": "sglang::http", "sockets": [7]} | listener))
+    return proc
+
+
+@pytest.mark.parametrize(("listener", "named"), ANSWERING.values(), ids=list(ANSWERING))
+def test_who_answers_in_place_of_a_unit(tmp_path: Path, listener: dict[str, Any], named: str | None) -> None:
+    lay_out(tmp_path, **listener)
+    found = listeners.stranger("127.0.0.1", 30000, MAIN, UNIT, tmp_path)
+    assert (None if found is None else str(found)) == named
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "main", "group"),
+    [
+        ("192.0.2.1", 30000, MAIN, UNIT),  # another host's
+        ("no such name", 30000, MAIN, UNIT),
+        ("127.0.0.2", 30000, MAIN, UNIT),  # nobody listens
+        ("127.0.0.1", 30001, MAIN, UNIT),
+        ("127.0.0.1", 30000, 0, UNIT),  # no main process to compare with
+        ("127.0.0.1", 30000, MAIN, ""),
+        ("127.0.0.1", 30000, 51, UNIT),  # a number that means another process here, or none
+        ("127.0.0.1", 30000, 77, UNIT),
+    ],
+)
+def test_nobody_is_called_a_stranger_where_it_cannot_be_told(
+    tmp_path: Path, host: str, port: int, main: int, group: str
+) -> None:
+    proc = lay_out(tmp_path, group=FOREIGN)
+    proc.process(51, group="/")
+    assert listeners.stranger(host, port, main, group, tmp_path) is None
+
+
+def test_another_hosts_address_is_not_looked_for_among_ours(tmp_path: Path) -> None:
+    lay_out(tmp_path, group=FOREIGN).socket("00000000", 30000, 8)
+    (tmp_path / "77/fd/8").symlink_to("socket:[8]")
+    assert listeners.stranger("127.0.0.2", 30000, MAIN, UNIT, tmp_path) is not None
+    assert listeners.stranger("192.0.2.1", 30000, MAIN, UNIT, tmp_path) is None
+
+
+def test_a_socket_that_the_unit_shares_is_the_units(tmp_path: Path) -> None:
+    """systemd holds the socket as well where it activates a service by it."""
+    lay_out(tmp_path, group=FOREIGN).process(60, group=UNIT, sockets=[7])
+    assert listeners.stranger("127.0.0.1", 30000, MAIN, UNIT, tmp_path) is None
+
+
+def test_who_shares_the_port_with_somebody_unseen_may_not_be_who_answered(tmp_path: Path) -> None:
+    lay_out(tmp_path, group=FOREIGN).socket("0100007F", 30000, 8)  # SO_REUSEPORT
+    assert listeners.stranger("127.0.0.1", 30000, MAIN, UNIT, tmp_path) is None
+
+
+def test_localhost_is_who_answers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit's on IPv4 is not reached where a stranger has the port on IPv6."""
+    lay_out(tmp_path, group=FOREIGN, sockets=[8]).socket("00000000000000000000000001000000", 30000, 8)
+    (tmp_path / str(MAIN) / "fd/3").symlink_to("socket:[7]")
+    both = [listeners.Target(2, ("127.0.0.1", 0)), listeners.Target(10, ("::1", 0, 0, 0))]
+    monkeypatch.setattr(listeners, "_bind_error", lambda _target: 0)
+    for order, met in ((both, False), (both[::-1], True)):
+        monkeypatch.setattr(listeners, "addresses", lambda _host, _port, order=order: order)
+        found = listeners.stranger("localhost", 30000, MAIN, UNIT, tmp_path)
+        assert (found is not None) is met
 
 
 @pytest.mark.parametrize(("told", "first"), [(None, 1024), ("0\n", 0), ("2048\n", 2048)])
