@@ -29,7 +29,11 @@ options:
     description: File of certificate authorities for an https URL. Certificates are always verified.
     type: path
   unit:
-    description: systemd unit of the server on this host. Its state and its journal are looked at.
+    description:
+      - systemd unit of the server on this host. Its state and its journal are looked at.
+      - What answers at O(url) must be a process of this unit. Where it is seen to be another one of this host, which
+        root can see of all, the status is V(degraded). So O(url) is to be the server's own address, not that of
+        a proxy.
     type: str
   log:
     description:
@@ -116,7 +120,9 @@ msg:
   returned: always
   type: str
 evidence:
-  description: What the status rests on - unit, process, health, generation, log, as far as looked at.
+  description:
+    - What the status rests on - unit, process, health, generation, log, as far as looked at.
+    - C(stranger) with C(pid), C(name) and C(unit), where what answers is no process of O(unit).
   returned: always
   type: dict
 version:

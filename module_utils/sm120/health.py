@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,22 @@ class Checker:
         """One look at everything, as deep as it gets."""
         self._evidence = {}
         self._work = None
+        denied: AccessDenied | None = None
         try:
             status, reason = self._classify()
         except _Crash as crash:
             status, reason = CRASHED, str(crash)
+        except AccessDenied as error:
+            status, reason, denied = DEGRADED, str(error), error
+        # Here and not with the cheap signs: it looks at what every process of the host has open.
+        if status in (HEALTHY, DEGRADED) and (found := self._watch.stranger()):
+            status = DEGRADED
+            reason = (
+                f"what answers is {found}, no process of this unit: stop it, or ask the unit's own address"
+            )
+            self._evidence["stranger"] = asdict(found)
+        elif denied:
+            raise denied
         verdict = Verdict(status, reason)
         if status in (CRASHED, HUNG, STOPPED):
             if status == CRASHED:

@@ -14,7 +14,8 @@ from typing import Any
 from .diagnosis import Finding
 from .diagnosis_catalogue import server_scanner
 from .http import Address
-from .processes import Process, dead_children, listener_pid, stopped_children, writers_of
+from .listeners import Holder, listener_pid, stranger
+from .processes import Process, dead_children, stopped_children, writers_of
 from .unit_log import FileFollower, JournalFollower, UnitState, unit_state
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -87,6 +88,13 @@ class Watch:
             signs.dead = dead_children(signs.pid)
             signs.stopped = stopped_children(signs.pid)
         return signs
+
+    def stranger(self) -> Holder | None:
+        """Who answers in place of the unit's server; None where it is that server, or where it cannot be told."""
+        if not self._unit:
+            return None
+        unit = unit_state(self._unit)  # as it is now: it may have been started anew
+        return stranger(self._address.host, self._address.port, unit.main_pid, unit.control_group)
 
     def _note_processes(self, listener: int | None) -> str | None:
         """Without a unit: what tells that the server ended, which may have left no word. Its processes are the one that

@@ -1,9 +1,10 @@
-"""What /proc tells about a server's processes: who listens on a port, which children are dead or stopped."""
+"""What /proc tells about processes: their children, dead or stopped, what they have open, their control groups."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,16 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
     return Process(pid, int(parent), state, name)
 
 
+def pids(proc: Path = PROC) -> list[int]:
+    """All processes that are ours to see, lowest number first."""
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+
+
 def descendants(pid: int, proc: Path = PROC) -> list[Process]:
     """All processes below `pid`, itself not included."""
     children: dict[int, list[Process]] = {}
-    for entry in proc.iterdir():
-        if entry.name.isdigit() and (process := read_process(int(entry.name), proc)):
+    for each in pids(proc):
+        if process := read_process(each, proc):
             children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     waiting = [pid]
@@ -44,36 +50,29 @@ def descendants(pid: int, proc: Path = PROC) -> list[Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def listener_inodes(port: int, proc: Path = PROC) -> set[str]:
-    """Sockets that listen on a TCP port, over IPv4 and IPv6."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                inodes.add(fields[9])
-    return inodes
+def opened(pid: int, proc: Path = PROC) -> Iterator[str]:
+    """What a process has open; nothing where it has ended or is not ours to look into."""
+    with contextlib.suppress(OSError):
+        for descriptor in (proc / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield os.readlink(descriptor)
 
 
-def listener_pid(port: int, proc: Path = PROC) -> int | None:
-    """The process that listens on a port; None when nobody does or it is not ours to see."""
-    wanted = {f"socket:[{inode}]" for inode in listener_inodes(port, proc)}
-    if not wanted:
+def control_groups(pid: int, proc: Path = PROC) -> list[str]:
+    """Its control groups, one for each hierarchy, systemd's last; nothing where the process has ended."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    return [line.split(":", 2)[2] for line in lines]
+
+
+def pid_namespace(pid: int | str, proc: Path = PROC) -> str | None:
+    """None where the process has ended or is not ours to look into."""
+    try:
+        return os.readlink(proc / str(pid) / "ns/pid")
+    except OSError:
         return None
-    for entry in sorted(proc.iterdir(), key=lambda path: path.name):
-        if not entry.name.isdigit():
-            continue
-        try:
-            for descriptor in (entry / "fd").iterdir():
-                if os.readlink(descriptor) in wanted:
-                    return int(entry.name)
-        except OSError:
-            continue
-    return None
 
 
 def writers_of(path: Path, proc: Path = PROC) -> set[int]:
@@ -83,15 +82,14 @@ def writers_of(path: Path, proc: Path = PROC) -> set[int]:
     except OSError:
         return set()
     found = set()
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
-            continue
+    for pid in pids(proc):
+        process = proc / str(pid)
         with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to see
             if any(
-                _is(descriptor, wanted) and _writes(entry, descriptor)
-                for descriptor in (entry / "fd").iterdir()
+                _is(descriptor, wanted) and _writes(process, descriptor)
+                for descriptor in (process / "fd").iterdir()
             ):
-                found.add(int(entry.name))
+                found.add(pid)
     return found
 
 

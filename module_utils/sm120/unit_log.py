@@ -22,6 +22,7 @@ PROPERTIES = (
     "NRestarts",
     "InvocationID",
     "Restart",
+    "ControlGroup",
 )
 PROGRAM_SECONDS = 20
 SILENT_SECONDS = 300  # journalctl searches a large journal for as long before its first line
@@ -46,6 +47,7 @@ class UnitState:
     restarts: int = 0
     invocation: str = ""
     restart: str = ""
+    control_group: str = ""
 
     @property
     def exists(self) -> bool:
@@ -94,6 +96,7 @@ def parse_show(text: str) -> UnitState:
         restarts=number("NRestarts"),
         invocation=values.get("InvocationID", ""),
         restart=values.get("Restart", ""),
+        control_group=values.get("ControlGroup", ""),
     )
 
 

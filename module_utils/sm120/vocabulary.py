@@ -1,4 +1,4 @@
-"""How large a model's vocabulary is. The role preflight sends this file to a host as it is: standard library alone."""
+"""How large a model's vocabulary is."""
 
 from __future__ import annotations
 

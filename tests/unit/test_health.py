@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sglang_health
-from ansible.module_utils.sm120 import health, health_signs, processes
+from ansible.module_utils.sm120 import health, health_signs, listeners, processes
 from ansible.module_utils.sm120.answer_check import judge
 from ansible.module_utils.sm120.health import Checker, Question
 from ansible.module_utils.sm120.http import Client
@@ -169,6 +171,78 @@ def test_the_units_word_comes_first(monkeypatch: pytest.MonkeyPatch, state: Unit
         fake.routes["/generate"] = page(answer())
         assert check(fake, unit="u").status == status
         assert fake.seen == []
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """A process of the unit that listens on nothing."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def groups_are(monkeypatch: pytest.MonkeyPatch, groups: dict[int, str]) -> None:
+    monkeypatch.setattr(listeners, "control_groups", lambda pid, _proc: [groups.get(pid, "/")])
+
+
+def test_another_process_on_the_units_port_is_not_its_health(
+    monkeypatch: pytest.MonkeyPatch, sleeper: int
+) -> None:
+    unit_is(monkeypatch, replace(RUNNING, main_pid=sleeper, control_group="/system.slice/u.service"))
+    groups_are(monkeypatch, {sleeper: "/system.slice/u.service", os.getpid(): "/system.slice/other.service"})
+    for reply in (page(answer()), page(answer(text=" ")), page({"error": "Unauthorized"}, 401)):
+        with serve(Fake("/m")) as fake:
+            fake.routes["/generate"] = reply
+            got = check(fake, unit="u.service")
+        assert got.status == "degraded"
+        stranger = got.evidence["stranger"]
+        assert (stranger["pid"], stranger["unit"]) == (os.getpid(), "other.service")
+        assert f"(pid {os.getpid()}, other.service), no process of this unit" in got.reason
+
+
+@pytest.mark.parametrize("main", ["listens", "is above it", "is in its group"])
+def test_a_unit_whose_own_process_listens_is_healthy(
+    monkeypatch: pytest.MonkeyPatch, sleeper: int, main: str
+) -> None:
+    pid = {"listens": os.getpid(), "is above it": os.getppid(), "is in its group": sleeper}[main]
+    unit_is(monkeypatch, replace(RUNNING, main_pid=pid, control_group="/system.slice/u.service"))
+    monkeypatch.setattr(health_signs, "dead_children", lambda _pid: [])
+    ours = {pid: "/system.slice/u.service"}
+    if main == "is in its group":
+        ours[os.getpid()] = "/system.slice/u.service/payload"
+    groups_are(monkeypatch, ours)
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = page(answer())
+        got = check(fake, unit="u.service")
+    assert got.status == "healthy"
+    assert "stranger" not in got.evidence
+
+
+def test_a_listener_that_cannot_be_seen_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch, sleeper: int
+) -> None:
+    unit_is(monkeypatch, replace(RUNNING, main_pid=sleeper, control_group="/system.slice/u.service"))
+    groups_are(monkeypatch, {sleeper: "/system.slice/u.service"})
+    monkeypatch.setattr(listeners, "opened", lambda _pid, _proc: iter(()))
+    with serve(Fake()) as fake:
+        fake.routes["/generate"] = page(answer())
+        assert check(fake, unit="u.service").status == "healthy"
+
+
+def test_strangers_are_looked_for_once_and_only_where_something_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    monkeypatch.setattr(health_signs, "stranger", lambda *given: asked.append(given))
+    unit_is(monkeypatch, replace(RUNNING, control_group="/g"))
+    with serve(Fake()) as fake:
+        fake.routes["/health"] = page(b"", 503)
+        assert check(fake, unit="u").status == "warming"
+        fake.routes["/health"] = page(b"")
+        fake.routes["/generate"] = page(answer())
+        assert (check(fake).status, asked) == ("healthy", [])
+        assert check(fake, unit="u").status == "healthy"
+        assert asked == [("127.0.0.1", fake.port, 4242, "/g")]
 
 
 def test_503_at_once_is_warming() -> None:
@@ -535,12 +609,13 @@ def test_check_mode_does_not_wait(run_module: Any) -> None:
 def test_systemd_show_is_read() -> None:
     text = (
         "LoadState=loaded\nActiveState=activating\nSubState=auto-restart\nResult=signal\nMainPID=0\n"
-        "ExecMainCode=2\nExecMainStatus=9\nNRestarts=3\nInvocationID=abc\n"
+        "ExecMainCode=2\nExecMainStatus=9\nNRestarts=3\nInvocationID=abc\nControlGroup=/system.slice/u.service\n"
     )
     state = parse_show(text)
     assert state.crashed
     assert not state.running
     assert (state.exit_status, state.restarts, state.invocation) == (9, 3, "abc")
+    assert state.control_group == "/system.slice/u.service"
     assert not parse_show("LoadState=not-found\n").exists
 
 
@@ -588,10 +663,3 @@ def test_writers_of_a_file_are_found_and_readers_are_not(tmp_path: Path) -> None
     with log.open("a"):
         assert processes.writers_of(log) == {os.getpid()}
     assert processes.writers_of(tmp_path / "none") == set()
-
-
-def test_the_listener_of_a_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert processes.listener_pid(port) == os.getpid()
-    assert processes.listener_pid(port) is None

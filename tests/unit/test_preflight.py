@@ -7,12 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from local_play import ROOT, play
+import sglang_host_info
+import yaml
+from conftest import RunModule
+from local_play import play
 
+Look = Callable[..., dict[str, Any]]
 ANY = "0.0.0.0"  # noqa: S104 - a value of the inventory
 PLAY = """
 - hosts: localhost
@@ -87,7 +92,9 @@ def test_values_that_cannot_work_are_refused(tmp_path: Path, name: str, value: A
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_room_is_wanted_for_a_model_of_which_nothing_is_there(tmp_path: Path, begun: bool) -> None:
+def test_room_is_wanted_for_a_model_of_which_nothing_is_there(
+    look: Look, tmp_path: Path, begun: bool
+) -> None:
     (tmp_path / "models/another").mkdir(parents=True)
     (tmp_path / "models/another/config.json").write_text("{}")
     (tmp_path / "models/mine").mkdir()
@@ -97,21 +104,30 @@ def test_room_is_wanted_for_a_model_of_which_nothing_is_there(tmp_path: Path, be
         assert look(tmp_path / "models" / folder)["model_begun"] is there
 
 
-def look(model: Path, *listeners: tuple[str, str, int], deployed: Path | None = None) -> dict[str, Any]:
-    sources = (ROOT / "module_utils/sm120/vocabulary.py", ROOT / "roles/preflight/files/look.py")
-    told = subprocess.run(
-        [sys.executable, "-I", "-", str(model), json.dumps(listeners), str(deployed or model)],
-        input="\n".join(source.read_text() for source in sources),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(told.stdout)
-    return found
+@pytest.fixture
+def look(run_module: RunModule) -> Look:
+    """The module, as the role calls it; returns what it found."""
+
+    def run(
+        model: Path, *listeners: tuple[str, Any, Any], deployed: Path | None = None, check: bool = False
+    ) -> dict[str, Any]:
+        code, found = run_module(
+            sglang_host_info.main,
+            check=check,
+            model_path=str(model),
+            listeners=[dict(zip(("instance", "host", "port"), each, strict=True)) for each in listeners],
+            state_dir=str(deployed or model),
+        )
+        assert (code, found["changed"]) == (0, False)
+        return found
+
+    return run
 
 
 @pytest.mark.parametrize(("host", "held"), [("127.0.0.1", "127.0.0.1"), (ANY, "127.0.0.1")])
-def test_a_port_that_another_holds_is_told_with_its_holder(tmp_path: Path, host: str, held: str) -> None:
+def test_a_port_that_another_holds_is_told_with_its_holder(
+    look: Look, tmp_path: Path, host: str, held: str
+) -> None:
     with socket.create_server((held, 0)) as taken:
         port = taken.getsockname()[1]
         (found,) = look(tmp_path, ("main", host, port))["unable_to_listen"]
@@ -122,7 +138,7 @@ def test_a_port_that_another_holds_is_told_with_its_holder(tmp_path: Path, host:
     assert look(tmp_path, ("main", host, port))["unable_to_listen"] == []
 
 
-def test_a_port_that_our_own_unit_holds_is_ours(tmp_path: Path) -> None:
+def test_a_port_that_our_own_unit_holds_is_ours(look: Look, tmp_path: Path) -> None:
     unit = Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2]
     (tmp_path / "main").mkdir()
     (tmp_path / "main/instance.json").write_text(json.dumps({"unit": unit}))
@@ -138,7 +154,7 @@ def test_a_port_that_our_own_unit_holds_is_ours(tmp_path: Path) -> None:
         assert (found["instance"], found["why"]) == ("other", "taken")
 
 
-def test_who_listens_on_another_address_is_not_in_the_way(tmp_path: Path) -> None:
+def test_who_listens_on_another_address_is_not_in_the_way(look: Look, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         program = f"""
@@ -161,15 +177,49 @@ input()
     assert f"(pid {other.pid}" not in found["by"]
 
 
-def test_a_port_that_only_root_may_listen_on_is_told(tmp_path: Path) -> None:
+def test_a_port_that_only_root_may_listen_on_is_told(look: Look, tmp_path: Path) -> None:
     (found,) = look(tmp_path, ("main", "127.0.0.1", 443))["unable_to_listen"]
     assert found["why"] == "privileged"
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no such name", "host.invalid"])
-def test_an_address_that_is_not_the_hosts_is_told(tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no such name", "host.invalid", "a..b"])
+def test_an_address_that_is_not_the_hosts_is_told(look: Look, tmp_path: Path, host: str) -> None:
     (found,) = look(tmp_path, ("main", host, 30000))["unable_to_listen"]
     assert found["why"] == "address"
+
+
+@pytest.mark.parametrize("port", ["many", "", "-1", 0, 65536, True, None, 1.5, [443], {"a": 443}, "\u00b2"])
+def test_a_port_that_is_none_is_passed_over(look: Look, tmp_path: Path, port: Any) -> None:
+    (found,) = look(tmp_path, ("main", "127.0.0.1", port), ("second", ["::1"], "443"))["unable_to_listen"]
+    assert (found["instance"], found["port"]) == ("second", 443)
+
+
+def test_the_module_returns_what_it_promises(look: Look, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 8}')
+    found = look(tmp_path, ("main", "127.0.0.1", 443), check=True)
+    assert set(yaml.safe_load(sglang_host_info.RETURN)) == set(found) - {"changed", "invocation"}
+    assert found["machine"] == os.uname().machine
+    assert found["systemd"] is Path("/run/systemd/system").is_dir()
+    assert (found["vocab_size"], found["model_begun"]) == (8, True)
+
+
+def test_a_folder_that_may_not_be_looked_into_counts_as_begun(
+    look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert look(tmp_path / "model", deployed=tmp_path)["model_begun"] is True
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{}", "null"])
+def test_a_record_that_is_none_is_named(run_module: RunModule, tmp_path: Path, record: str) -> None:
+    (tmp_path / "main").mkdir()
+    (tmp_path / "main/instance.json").write_text(record)
+    code, found = run_module(sglang_host_info.main, state_dir=str(tmp_path))
+    assert code == 1
+    assert str(tmp_path / "main/instance.json") in found["msg"]
 
 
 def test_what_cannot_be_listened_on_is_refused_where_a_server_follows(tmp_path: Path) -> None:

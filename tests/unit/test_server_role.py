@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from local_play import ROOT, play
 
 KEY = "key-4f9a1c7e"
@@ -106,6 +107,34 @@ def test_the_address_that_an_instance_is_asked_at(tmp_path: Path) -> None:
     assert code == 0, output
     urls = [(tmp_path / f"{number}.url").read_text() for number in range(len(asked))]
     assert urls == [f"http://{address}:30000" for address in asked.values()]
+
+
+JUDGED = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy: {content: "{{ CONDITION }}", dest: "{{ folder }}/{{ item.key }}"}
+      vars: {__sglang_server_health: "{{ item.value }}"}
+      loop: "{{ answers | dict2items }}"
+      loop_control: {label: "{{ item.key }}"}
+"""
+
+
+def test_a_start_is_done_when_the_units_own_server_answers(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROOT / "roles/sglang_server/tasks/run.yml").read_text())
+    (condition,) = [task["failed_when"] for task in tasks if "sglang_health" in task]
+    answers: dict[str, Any] = {
+        "right": {"status": "healthy", "evidence": {}},
+        "wrong": {"status": "degraded", "evidence": {"generation": {}}},
+        "another": {"status": "degraded", "evidence": {"stranger": {"pid": 77}}},
+        "none": {"status": "crashed", "evidence": {}},
+        "unasked": {"failed": True, "msg": "the server answers 401"},
+    }
+    text = JUDGED.replace("CONDITION", " ".join(condition.split()))
+    code, output = play(tmp_path, text, folder=str(tmp_path), answers=answers)
+    assert code == 0, output
+    failed = {name for name in answers if (tmp_path / name).read_text() == "True"}
+    assert failed == {"another", "none", "unasked"}
 
 
 def test_what_other_roles_are_told(tmp_path: Path) -> None:
