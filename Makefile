@@ -59,8 +59,12 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint unit unit-oldest test-matrix test-probe test-compile test-server molecule integration report
-test: lint unit molecule integration ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
+.PHONY: test lint bake unit unit-oldest test-matrix test-probe test-compile test-server molecule integration report
+# The image that molecule and integration start from is made beside the linters: each keeps one core busy.
+test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
+	$(LAB) bootstrap
+	$(MAKE) --no-print-directory -j2 lint bake
+	$(MAKE) --no-print-directory unit molecule integration
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
@@ -72,11 +76,15 @@ lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	$(LAB) bootstrap
 	shellcheck tools/*.sh .ci/run
 
+bake: $(BIN)/.ready-dev
+	@$(LAB) bootstrap
+	@$(LAB) bake
+
 unit: $(BIN)/.ready-dev ## unit tests on the newest ansible-core here
-	pytest -n 2 -m 'not nvcc'
+	pytest -n 2 --dist worksteal -m 'not nvcc'
 
 unit-oldest: $(OLD_VENV)/.ready ## those that have to do with Ansible on the oldest ansible-core supported, 2.19 (Python 3.11)
-	$(OLD_VENV)/bin/pytest -n 2 -m 'not nvcc and not once'
+	$(OLD_VENV)/bin/pytest -n 2 --dist worksteal -m 'not nvcc and not once'
 
 test-matrix: $(BIN)/.ready-dev ## every released SGLang and FlashInfer: gates opened by the role and put back, against RECORD
 	pytest -n 2 --dist loadfile tests/matrix
@@ -101,29 +109,21 @@ test-probe: $(BIN)/.ready-dev $(PROBE_VENV)/.ready ## the probe's ranks on the C
 	  PATH="$$home/bin:$$PATH" SM120_TORCH_PYTHON=$$PWD/$(PROBE_VENV)/bin/python SM120_CUDA_HOME=$$home \
 	  pytest -n 2 tests/probe tests/unit/test_gate_compile.py $(PROBE_TESTS)
 
-test-compile: $(BIN)/.ready-dev ## FlashInfer's whole communication module for SM120 on a container, gates closed and open (minutes)
-	$(LAB) bootstrap
-	$(LAB) bake
+test-compile: bake ## FlashInfer's whole communication module for SM120 on a container, gates closed and open (minutes)
 	pytest tests/integration/compile
 
 # Molecule's own place for its notes is named after the checkout's folder alone: another checkout of that name, cut off
 # half way, would have it believe that this one's host is there.
-molecule: $(BIN)/.ready-dev ## the playbooks users run, in a systemd container
-	$(LAB) bootstrap
-	$(LAB) bake
+molecule: bake ## the playbooks users run, in a systemd container
 	rm -rf .cache/molecule
 	MOLECULE_EPHEMERAL_DIRECTORY=$$PWD/.cache/molecule MOLECULE_GLOB='tests/molecule/*/molecule.yml' \
 	  molecule -c tests/molecule/config.yml test --all
 
-integration: $(BIN)/.ready-dev ## interruption, refusal, drift, sudo over ssh: through ansible-runner
-	$(LAB) bootstrap
-	$(LAB) bake
+integration: bake ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
 
 SERVER_RELEASES ?= 0.5.9 0.5.23
-test-server: $(BIN)/.ready-dev ## faults put into real servers on a lab host, one release after the other (ten minutes)
-	$(LAB) bootstrap
-	$(LAB) bake
+test-server: bake ## faults put into real servers on a lab host, one release after the other (ten minutes)
 	$(BIN)/python tests/integration/real_server/on_lab.py $(SERVER_RELEASES)
 
 report: $(BIN)/.ready ## compare runs on one page: make report RUNS="artifacts/HOST/A/run.json artifacts/HOST/B/run.json"

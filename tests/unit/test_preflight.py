@@ -148,9 +148,7 @@ def test_a_port_that_our_own_unit_holds_is_ours(look: Look, tmp_path: Path) -> N
         for listed in ([main], [other], [main, other]):
             assert look(tmp_path, *listed, deployed=tmp_path)["unable_to_listen"] == []
         # Instances are deployed in turn: main still has its port when the one before it is started.
-        (found,) = look(tmp_path, other, ("main", "127.0.0.1", port + 1), deployed=tmp_path)[
-            "unable_to_listen"
-        ]
+        (found,) = look(tmp_path, other, ("main", "127.0.0.2", port), deployed=tmp_path)["unable_to_listen"]
         assert (found["instance"], found["why"]) == ("other", "taken")
 
 
