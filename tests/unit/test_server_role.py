@@ -93,6 +93,37 @@ def test_the_toolkit_is_looked_for_wherever_a_server_is_written(
     assert "Would start sglang-main.service" in output  # a preview tells what would follow
 
 
+def test_what_sglang_refuses_is_refused_before_the_old_name_is_touched(tmp_path: Path) -> None:
+    record(tmp_path, "old", "nobody")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {
+        "systemctl": f'echo "$*" >> {tmp_path}/calls; [ "$1" != is-active ] || echo active',
+        "python": "echo 'Found: --prot' >&2; exit 1",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    account = pwd.getpwuid(os.getuid())
+    code, output = play(
+        tmp_path,
+        PLAY,
+        stand_ins=programs,
+        folder=str(tmp_path),
+        entry="main",
+        device="cpu",
+        sglang_server_instance="new",
+        sglang_server_python=str(programs / "python"),
+        sglang_server_user=account.pw_name,
+        sglang_server_home=account.pw_dir,
+        **{f"__sglang_server_{name}": str(tmp_path / name) for name in ("etc", "lib", "users_dir", "verdicts_dir")},
+    )
+    assert code == 2, output
+    assert "Instance new. Found: --prot" in output
+    assert (tmp_path / "etc/old/instance.json").exists()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert {call.split()[0] for call in calls} == {"is-active"}
+
+
 def test_the_address_that_an_instance_is_asked_at(tmp_path: Path) -> None:
     asked = {
         "127.0.0.1": "127.0.0.1",
