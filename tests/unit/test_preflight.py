@@ -84,6 +84,8 @@ def test_a_port_that_is_no_number_is_told_once(tmp_path: Path) -> None:
         ("sglang_server_max_running_requests", -4, "no negative numbers"),
         ("sglang_runtime_venv", "/", "a folder of its own"),
         ("sglang_runtime_venv", "//usr/", "a folder of its own"),
+        ("sglang_server_port", None, "nothing after sglang_server_port;"),
+        ("sglang_server_instances", [{"instance": "a", "user": None}], "nothing after user of an instance;"),
         ("sglang_server_extra_environment", {"MY VAR": "1"}, "names of environment variables"),
         ("sglang_server_api_key", ["s3cret-key"], "sglang_server_api_key as one text"),
     ],
