@@ -59,12 +59,19 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint bake unit unit-oldest test-matrix test-probe test-compile test-server molecule integration report
+.PHONY: test lint bake unit molecule-beside unit-oldest test-matrix test-probe test-compile test-server molecule integration report
 # The image that molecule and integration start from is made beside the linters: each keeps one core busy.
 test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
 	$(LAB) bootstrap
 	$(MAKE) --no-print-directory -j2 lint bake
-	$(MAKE) --no-print-directory unit molecule integration
+	$(MAKE) --no-print-directory -j2 unit molecule-beside
+	$(MAKE) --no-print-directory integration
+
+# Of two that run side by side one is to be read: molecule's output is shown where it fails.
+molecule-beside:
+	@echo "molecule runs beside the unit tests: tail -f .cache/molecule.log"
+	@$(MAKE) --no-print-directory molecule > .cache/molecule.log 2>&1 || { cat .cache/molecule.log; exit 1; }
+	@sed -n '/^SCENARIO RECAP/,$$p' .cache/molecule.log
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .

@@ -53,7 +53,7 @@ def play(folder: Path, hosts: dict[str, dict[str, Any]], **environment: str) -> 
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/plugins/callback"),
+            "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT}/playbooks/callback_plugins:{ROOT}/tests/plugins/callback",
             "ANSIBLE_FORKS": str((os.cpu_count() or 2) + 1),
             "ANSIBLE_STRATEGY": "free",
             "ANSIBLE_PIPELINING": "1",

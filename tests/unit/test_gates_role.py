@@ -37,7 +37,7 @@ class Role:
         self.settings = {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests/plugins/callback"),
+            "ANSIBLE_CALLBACK_PLUGINS": f"{ROOT}/playbooks/callback_plugins:{ROOT}/tests/plugins/callback",
             "RECORD_TO": str(folder / "record.jsonl"),
         }
         self.variables: dict[str, Any] = {

@@ -115,7 +115,10 @@ def test_what_sglang_refuses_is_refused_before_the_old_name_is_touched(tmp_path:
         sglang_server_python=str(programs / "python"),
         sglang_server_user=account.pw_name,
         sglang_server_home=account.pw_dir,
-        **{f"__sglang_server_{name}": str(tmp_path / name) for name in ("etc", "lib", "users_dir", "verdicts_dir")},
+        **{
+            f"__sglang_server_{name}": str(tmp_path / name)
+            for name in ("etc", "lib", "users_dir", "verdicts_dir")
+        },
     )
     assert code == 2, output
     assert "Instance new. Found: --prot" in output
