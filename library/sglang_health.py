@@ -33,7 +33,7 @@ options:
       - systemd unit of the server on this host. Its state and its journal are looked at.
       - What answers at O(url) must be a process of this unit. Where it is seen to be another one of this host, which
         root can see of all, the status is V(degraded). So O(url) is to be the server's own address, not that of
-        a proxy.
+        a proxy. A server in a container, and what an engine forwards to it, is not taken for another one.
     type: str
   log:
     description:

@@ -16,6 +16,9 @@ from .processes import PROC, control_groups, descendants, opened, pid_namespace,
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 FIRST_FREE_PORT = 1024  # where the kernel does not tell its own
+# Units of engines and of the containers that share the host's processes, and programs that forward a port into one.
+CONTAINER_UNITS = ("docker", "containerd", "podman", "libpod", "crio", "cri-containerd")
+FORWARDERS = ("docker-proxy", "rootlessport", "slirp4netns", "pasta")
 
 
 class BadRecord(ValueError):
@@ -31,7 +34,7 @@ class Target:
 
     @property
     def ip(self) -> Ip:
-        return ipaddress.ip_address(str(self.sockaddr[0]).partition("%")[0])
+        return _told(ipaddress.ip_address(str(self.sockaddr[0]).partition("%")[0]))
 
 
 @dataclass(frozen=True, order=True)
@@ -104,9 +107,13 @@ def listening(port: int, proc: Path = PROC) -> dict[str, Ip]:
 
 
 def _address(raw: bytes) -> Ip:
-    """Of words of 32 bits, each in the machine's order. An IPv4 address in a socket of IPv6 is one of IPv4."""
+    """Of words of 32 bits, each in the machine's order."""
     order = -1 if sys.byteorder == "little" else 1
-    address = ipaddress.ip_address(b"".join(raw[at : at + 4][::order] for at in range(0, len(raw), 4)))
+    return _told(ipaddress.ip_address(b"".join(raw[at : at + 4][::order] for at in range(0, len(raw), 4))))
+
+
+def _told(address: Ip) -> Ip:
+    """An IPv4 address in a socket of IPv6 is one of IPv4."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -158,8 +165,9 @@ def stranger(host: str, port: int, main_pid: int, group: str, proc: Path = PROC)
     """Who answers there, where it does not belong to a unit: is neither in its control group, nor its main process or
     one below it.
 
-    None also where that cannot be told: the address is not this host's, a listener is not ours to see or is in a
-    container, which the unit may have had started, or systemd speaks of other processes than `proc` shows.
+    None also where that cannot be told: the address is not this host's, a listener is not ours to see, is in a
+    container or forwards to one, which the unit may have had started, or systemd speaks of other processes than `proc`
+    shows.
     """
     held = listening(port, proc)
     # In the order in which a client tries them.
@@ -175,7 +183,10 @@ def stranger(host: str, port: int, main_pid: int, group: str, proc: Path = PROC)
     here = pid_namespace("self", proc)
     if not of_unit.isdisjoint(found) or here is None or {pid_namespace(pid, proc) for pid in found} != {here}:
         return None
-    return holder(found[0], proc)
+    answers = holder(found[0], proc)
+    if answers and (answers.unit.startswith(CONTAINER_UNITS) or answers.name.startswith(FORWARDERS)):
+        return None
+    return answers
 
 
 def deployed_units(folder: Path) -> dict[str, str]:

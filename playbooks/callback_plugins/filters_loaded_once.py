@@ -21,7 +21,7 @@ description:
 
 
 class CallbackModule(CallbackBase):
-    """On by itself where its folder is in C(callback_plugins) of ansible.cfg."""
+    """On by itself: its folder is beside the playbooks."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"

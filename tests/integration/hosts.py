@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / ".cache" / "lab"
 SUPPORT = ROOT / "tests" / "support"
 # ansible.cfg names it; the runner puts a folder of its own in that setting's place.
-CALLBACKS = ROOT / "playbooks" / "callback_plugins"
 VENV = "/opt/sglang-sm120/venv"
 SITE = f"{VENV}/lib/python3.11/site-packages"
 STATE = "/var/lib/sglang-sm120/gates"
@@ -138,9 +137,9 @@ class Host:
         given.write_text(json.dumps({**self.variables, **extra}))
         (folder / "env").mkdir()
         (folder / "env/settings").write_text(json.dumps({"job_timeout": RUN_TIMEOUT_SECONDS}))
-        callbacks = [CALLBACKS, *([ROOT / "tests/plugins/callback"] if at else [])]
         environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", **(at or {})}
-        environment["ANSIBLE_CALLBACK_PLUGINS"] = os.pathsep.join(map(str, callbacks))
+        if at:
+            environment["ANSIBLE_CALLBACK_PLUGINS"] = str(ROOT / "tests/plugins/callback")
         # The runner as a process of its own: it forks, and this one has threads.
         command = [str(Path(sys.executable).with_name("ansible-runner")), "run", str(folder)]
         command += ["--project-dir", str(ROOT), "--playbook", playbook, "--ident", "run", "--quiet"]

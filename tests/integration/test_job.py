@@ -118,6 +118,7 @@ def test_secrets_stand_nowhere(host: Host, deployed: Run) -> None:
         holding = [path for path in told if path.is_file() and secret.encode() in path.read_bytes()]
         assert holding == []
         readable = "find / /run /tmp -xdev -type f -newer /before -perm -004 -size -50M"
+        assert host.sh(f"{readable} -print -quit")
         assert host.execute(f"{readable} -exec grep -lF -e {secret} {{}} + 2>/dev/null")[1] == ""
     holders = host.sh(
         f"grep -rslF -e {KEY} /etc /var/lib/sglang /var/lib/sglang-sm120 /home /run || true"

@@ -24,7 +24,15 @@ def play(
     done = subprocess.run(
         [*command, str(place / "play.yml")],
         cwd=ROOT,
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PATH": path},
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CALLBACK_PLUGINS": str(
+                ROOT / "playbooks/callback_plugins"
+            ),  # as beside a playbook of ours
+            "ANSIBLE_NOCOLOR": "1",
+            "PATH": path,
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -206,7 +206,6 @@ def test_a_unit_whose_own_process_listens_is_healthy(
 ) -> None:
     pid = {"listens": os.getpid(), "is above it": os.getppid(), "is in its group": sleeper}[main]
     unit_is(monkeypatch, replace(RUNNING, main_pid=pid, control_group="/system.slice/u.service"))
-    monkeypatch.setattr(health_signs, "dead_children", lambda _pid: [])
     ours = {pid: "/system.slice/u.service"}
     if main == "is in its group":
         ours[os.getpid()] = "/system.slice/u.service/payload"

@@ -57,6 +57,7 @@ V4, OTHER, ANY, V6, ANY6 = "127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::"  # n
         ([V6], [ANY], []),
         ([ANY6], [V6, V4], [V6]),
         # A socket on :: may be of both families.
+        ([str(listeners.Target(10, ("::ffff:127.0.0.1", 0, 0, 0)).ip)], [V4], [V4]),
         ([V4], [ANY6], [ANY6]),
         ([V4], [ANY6, OTHER], [ANY6]),
         ([V4], [ANY6, V4], [V4]),
@@ -148,6 +149,9 @@ ANSWERING: dict[str, tuple[dict[str, Any], str | None]] = {
     "in one below it": ({"group": f"{UNIT}/payload"}, None),
     "a child in a session of its own": ({"group": "/user.slice/session-3.scope", "parent": MAIN}, None),
     "in a container": ({"group": "/system.slice/docker-1.scope", "namespace": "pid:[2]"}, None),
+    "in a container that shares the host's processes": ({"group": "/system.slice/docker-1.scope"}, None),
+    "an engine that forwards": ({"group": "/system.slice/docker.service", "name": "docker-proxy"}, None),
+    "a user's engine that forwards": ({"group": "/user.slice/session-3.scope", "name": "rootlessport"}, None),
     "somebody not ours to see": ({"group": FOREIGN, "sockets": []}, None),
 }
 

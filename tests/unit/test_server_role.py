@@ -127,6 +127,50 @@ def test_what_sglang_refuses_is_refused_before_the_old_name_is_touched(tmp_path:
     assert {call.split()[0] for call in calls} == {"is-active"}
 
 
+# Stands in for writing an instance's files and for running it, first one, then the other.
+WORK = """
+- ansible.builtin.shell: |
+    echo {{ server.instance }} {{ server.port }} >> {{ folder }}/done
+    [ $(grep -c "^{{ server.instance }} " {{ folder }}/done) != {{ server.fails_at }} ]
+"""
+LISTED = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role: {name: sglang_server, tasks_from: serve}
+      vars:
+        __sglang_server_served: "{{ __sglang_server_resolved | list }}"
+        __sglang_server_changes: {port: "{{ 1 if __sglang_server_name == 'good' else 2 }}"}
+        __sglang_server_unlisted: [{key: old, value: {unit: none}}]
+"""
+
+
+def test_who_is_refused_or_does_not_start_keeps_down_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "work.yml").write_text(WORK)
+    instances = {
+        name: {"instance": name, "port": 0, "fails_at": place}
+        for name, place in {"unwritten": 1, "silent": 2, "good": 0}.items()
+    }
+    code, output = play(
+        tmp_path,
+        LISTED,
+        folder=str(tmp_path),
+        __sglang_server_work=str(tmp_path / "work.yml"),
+        __sglang_server_resolved=instances,
+    )
+    assert code == 2, output
+    done = (tmp_path / "done").read_text().splitlines()
+    assert done == ["unwritten 2", "silent 2", "good 1", "silent 2", "good 1"]
+    told = output.rpartition("Say what is not served as wanted")[2]
+    for sentence in (
+        "Instance unwritten.",
+        "Instance silent.",
+        "Served as wanted: good.",
+        "Not removed: old.",
+    ):
+        assert sentence in " ".join(told.split())
+
+
 def test_the_address_that_an_instance_is_asked_at(tmp_path: Path) -> None:
     asked = {
         "127.0.0.1": "127.0.0.1",
@@ -260,7 +304,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_tool_that_hangs(tmp_path: Path) -> 
     assert "ANSWER_SECONDS = 60\n" in program
     done = subprocess.run(
         [sys.executable, "-I", "-", '["sglang-a.service"]', "stop"],
-        input=program.replace("ANSWER_SECONDS = 60\n", "ANSWER_SECONDS = 1\n"),
+        input=program.replace("ANSWER_SECONDS = 60\n", "ANSWER_SECONDS = 5\n"),
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
