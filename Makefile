@@ -59,19 +59,21 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint bake unit molecule-beside unit-oldest test-matrix test-probe test-compile test-server molecule integration report
-# The image that molecule and integration start from is made beside the linters: each keeps one core busy.
+.PHONY: test lint bake bake-beside unit molecule-beside unit-oldest test-matrix test-probe test-compile test-server molecule integration report
+# Both cores are kept busy: the image that molecule and integration start from is made beside the linters, and molecule runs
+# beside the unit tests.
 test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
 	$(LAB) bootstrap
-	$(MAKE) --no-print-directory -j2 lint bake
-	$(MAKE) --no-print-directory -j2 unit molecule-beside
+	$(MAKE) --no-print-directory -j2 lint bake-beside unit molecule-beside
 	$(MAKE) --no-print-directory integration
 
-# Of two that run side by side one is to be read: molecule's output is shown where it fails.
-molecule-beside:
-	@echo "molecule runs beside the unit tests: tail -f .cache/molecule.log"
-	@$(MAKE) --no-print-directory molecule > .cache/molecule.log 2>&1 || { cat .cache/molecule.log; exit 1; }
-	@sed -n '/^SCENARIO RECAP/,$$p' .cache/molecule.log
+# Of two that run side by side one is to be read: the other's output is shown where it fails.
+molecule-beside: bake-beside
+bake-beside molecule-beside: %-beside:
+	@mkdir -p .cache
+	@echo "$* runs beside: tail -f .cache/$*.log"
+	@$(MAKE) --no-print-directory $* > .cache/$*.log 2>&1 || { cat .cache/$*.log; exit 1; }
+	@sed -n '/ RECAP/,$$p' .cache/$*.log
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .
@@ -127,7 +129,7 @@ molecule: bake ## the playbooks users run, in a systemd container
 	  molecule -c tests/molecule/config.yml test --all
 
 integration: bake ## interruption, refusal, drift, sudo over ssh: through ansible-runner
-	pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+	pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
 
 SERVER_RELEASES ?= 0.5.9 0.5.23
 test-server: bake ## faults put into real servers on a lab host, one release after the other (ten minutes)

@@ -17,7 +17,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / ".cache" / "lab"
 SUPPORT = ROOT / "tests" / "support"
-# ansible.cfg names it; the runner puts a folder of its own in that setting's place.
 VENV = "/opt/sglang-sm120/venv"
 SITE = f"{VENV}/lib/python3.11/site-packages"
 STATE = "/var/lib/sglang-sm120/gates"

@@ -27,9 +27,7 @@ def play(
         env={
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_CALLBACK_PLUGINS": str(
-                ROOT / "playbooks/callback_plugins"
-            ),  # as beside a playbook of ours
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "playbooks/callback_plugins"),  # it is not beside them
             "ANSIBLE_NOCOLOR": "1",
             "PATH": path,
         },
