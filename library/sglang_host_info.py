@@ -43,9 +43,10 @@ options:
         type: raw
         required: true
   state_dir:
-    description: Folder of what is deployed here, with a file C(instance.json) for each instance. It need not exist.
+    description:
+      - Folder of what is deployed here, with a file C(instance.json) for each instance. It need not exist.
+      - Without it no unit counts as one of ours.
     type: path
-    required: true
 """
 
 EXAMPLES = r"""
@@ -83,7 +84,8 @@ model_begun:
 unable_to_listen:
   description:
     - The instances that could not listen, with C(instance), C(host) and C(port); C(why) as V(taken), V(address) (not
-      one of this host's) or V(privileged); and C(by), the processes that hold the port with their units.
+      one of this host's) or V(privileged); C(by), the processes that hold the port with their units, in words; and
+      C(units), the units.
     - What units of O(state_dir) hold is free, but not where one holds it that comes later in O(listeners).
   returned: always
   type: list
@@ -107,7 +109,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "default": [],
         "options": {"instance": RAW, "host": RAW, "port": RAW},
     },
-    "state_dir": {"type": "path", "required": True},
+    "state_dir": {"type": "path"},
 }
 
 
@@ -126,7 +128,7 @@ def main() -> None:
     given = module.params
     model = given["model_path"]
     try:
-        ours = deployed_units(Path(given["state_dir"]))
+        ours = deployed_units(Path(given["state_dir"])) if given["state_dir"] else {}
     except BadRecord as problem:
         module.fail_json(msg=str(problem))
     module.exit_json(

@@ -91,7 +91,10 @@ class Checker:
             if idle_looks >= 5:
                 return verdict
             if clock() >= deadline:
-                verdict.reason += f" (waited {timeout_seconds:.0f} s)"
+                verdict.reason += (
+                    f" (waited {timeout_seconds:.0f} s; what takes longer needs a larger timeout_seconds,"
+                    " in the roles sglang_server_start_timeout_seconds)"
+                )
                 return verdict
             time.sleep(1)
 

@@ -205,7 +205,7 @@ def deployed_units(folder: Path) -> dict[str, str]:
 def unable(
     listeners: Sequence[Mapping[str, Any]], ours: Mapping[str, str], proc: Path = PROC
 ) -> Iterator[dict[str, Any]]:
-    """The instances that could not listen, with why and because of whom.
+    """The instances that could not listen, with why and because of whom (in words, and their units).
 
     `listeners` have instance, host and port as the inventory has them, `ours` is {unit: instance} of what is deployed.
     Instances are deployed in this order: what our own units hold is free, but not what one holds that comes later and
@@ -224,4 +224,6 @@ def unable(
         free = {unit for unit, instance in ours.items() if instance not in names[place + 1 :]}
         if why and not (found and free.issuperset(one.unit for one in found)):
             by = ", ".join(map(str, found)) or "a process that is not visible here"
-            yield {"instance": each["instance"], "host": each["host"], "port": port, "why": why, "by": by}
+            units = sorted({one.unit for one in found})
+            named = {name: each[name] for name in ("instance", "host")}
+            yield {**named, "port": port, "why": why, "by": by, "units": units}

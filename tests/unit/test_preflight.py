@@ -85,7 +85,15 @@ def test_a_port_that_is_no_number_is_told_once(tmp_path: Path) -> None:
         ("sglang_runtime_venv", "/", "a folder of its own"),
         ("sglang_runtime_venv", "//usr/", "a folder of its own"),
         ("sglang_server_port", None, "nothing after sglang_server_port;"),
-        ("sglang_server_instances", [{"instance": "a", "user": None}], "nothing after user of an instance;"),
+        ("sglang_server_instances", [{"instance": "a", "user": None}], "nothing after user of instance a;"),
+        ("sglang_server_instances", None, "nothing after sglang_server_instances;"),
+        ("sglang_server_extra_environment", {"HF_TOKEN": None}, "nothing after HF_TOKEN in"),
+        ("fusion_probe_environment", {"NCCL_DEBUG": None}, "nothing after NCCL_DEBUG in"),
+        (
+            "sglang_server_instances",
+            [{"instance": "a", "extra_arguments": {"context-length": None}}],
+            "nothing after context-length in",
+        ),
         ("sglang_server_extra_environment", {"MY VAR": "1"}, "names of environment variables"),
         ("sglang_server_api_key", ["s3cret-key"], "sglang_server_api_key as one text"),
     ],
@@ -137,6 +145,7 @@ def test_a_port_that_another_holds_is_told_with_its_holder(
         (found,) = look(tmp_path, ("main", host, port))["unable_to_listen"]
         assert (found["why"], found["port"]) == ("taken", port)
         assert f"(pid {os.getpid()}" in found["by"]
+        assert found["units"] == [Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2]]
         # Of an address that nobody listens on the same port is free.
         assert look(tmp_path, ("main", "127.0.0.2", port))["unable_to_listen"] == []
     assert look(tmp_path, ("main", host, port))["unable_to_listen"] == []

