@@ -149,6 +149,8 @@ LISTED = """
 
 def test_who_is_refused_or_does_not_start_keeps_down_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "work.yml").write_text(WORK)
+    (tmp_path / "etc/unwritten").mkdir(parents=True)
+    record(tmp_path, "silent", "nobody")
     instances = {
         name: {"instance": name, "port": 0, "fails_at": place}
         for name, place in {"unwritten": 1, "silent": 2, "good": 0}.items()
@@ -158,11 +160,13 @@ def test_who_is_refused_or_does_not_start_keeps_down_nobody_else(tmp_path: Path)
         LISTED,
         folder=str(tmp_path),
         __sglang_server_work=str(tmp_path / "work.yml"),
+        __sglang_server_etc=str(tmp_path / "etc"),
         __sglang_server_resolved=instances,
     )
     assert code == 2, output
     done = (tmp_path / "done").read_text().splitlines()
     assert done == ["unwritten 2", "silent 2", "good 1", "silent 2", "good 1"]
+    assert [path.name for path in (tmp_path / "etc").iterdir()] == ["silent"]
     told = output.rpartition("Say what is not served as wanted")[2]
     for sentence in (
         "Instance unwritten.",
