@@ -73,7 +73,7 @@ bake-beside molecule-beside: %-beside:
 	@mkdir -p .cache
 	@echo "$* runs beside: tail -f .cache/$*.log"
 	@$(MAKE) --no-print-directory $* > .cache/$*.log 2>&1 || { cat .cache/$*.log; exit 1; }
-	@sed -n '/ RECAP/,$$p' .cache/$*.log
+	@sed -n '/^SCENARIO RECAP/,$$p' .cache/$*.log
 
 lint: $(BIN)/.ready-dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
 	ruff check .

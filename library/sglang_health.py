@@ -47,7 +47,9 @@ options:
     type: bool
     default: false
   timeout_seconds:
-    description: Longest wait. A first start that compiles kernels may take up to an hour.
+    description:
+      - Longest wait. A first start that compiles kernels may take up to an hour.
+      - With O(unit) it begins when the unit was started, so that one which hung long ago is waited for a minute.
     type: float
     default: 1200.0
   health_timeout_seconds:

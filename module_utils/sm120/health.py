@@ -29,6 +29,8 @@ LEAST_HEALTH_SECONDS = 21.0
 OWN_WORD_SECONDS = 10.0
 # A fatal line in the log is believed when /health has not answered well by then (it takes about one second).
 LOG_GRACE_SECONDS = 3.0
+# That long at least a server is waited for that was started longer ago than it may take.
+GRACE_SECONDS = 60.0
 BUSY_AFTER_SECONDS = 5.0
 # After the fatal line the log may still say more.
 SETTLE_SECONDS = 1.5
@@ -78,8 +80,14 @@ class Checker:
         self._work: tuple[float, int] | None = None
 
     def wait(self, timeout_seconds: float, clock: Callable[[], float] = time.monotonic) -> Verdict:
-        """Ask until the server is healthy, degraded or crashed, or the time is over."""
-        deadline = clock() + timeout_seconds
+        """Ask until the server is healthy, degraded or crashed, or the time is over.
+
+        A unit's time begins with its start: one that has hung for days is not waited for as long as a start may take.
+        """
+        waiting_seconds = max(
+            timeout_seconds - self._watch.active_seconds(clock), min(timeout_seconds, GRACE_SECONDS)
+        )
+        deadline = clock() + waiting_seconds
         idle_looks = 0
         while True:
             verdict = self.check()
@@ -92,7 +100,7 @@ class Checker:
                 return verdict
             if clock() >= deadline:
                 verdict.reason += (
-                    f" (waited {timeout_seconds:.0f} s; what takes longer needs a larger timeout_seconds,"
+                    f" (waited {waiting_seconds:.0f} s; what takes longer needs a larger timeout_seconds,"
                     " in the roles sglang_server_start_timeout_seconds)"
                 )
                 return verdict

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,15 @@ class Watch:
             signs.dead = dead_children(signs.pid)
             signs.stopped = stopped_children(signs.pid)
         return signs
+
+    def active_seconds(self, clock: Callable[[], float]) -> float:
+        """For how long the unit is active, by the monotonic clock; 0 without one."""
+        unit = unit_state(self._unit) if self._unit else None
+        return (
+            clock() - unit.active_since_seconds
+            if unit and unit.active_since_seconds and unit.running
+            else 0.0
+        )
 
     def stranger(self) -> Holder | None:
         """Who answers in place of the unit's server; None where it is that server, or where it cannot be told."""

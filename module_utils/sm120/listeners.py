@@ -161,6 +161,10 @@ def _within(pid: int, group: str, proc: Path) -> bool:
     return any(each == group or each.startswith(f"{group}/") for each in groups)
 
 
+def _group_parts(pid: int, proc: Path) -> set[str]:
+    return {part for group in control_groups(pid, proc) for part in group.split("/")}
+
+
 def stranger(host: str, port: int, main_pid: int, group: str, proc: Path = PROC) -> Holder | None:
     """Who answers there, where it does not belong to a unit: is neither in its control group, nor its main process or
     one below it.
@@ -184,9 +188,10 @@ def stranger(host: str, port: int, main_pid: int, group: str, proc: Path = PROC)
     if not of_unit.isdisjoint(found) or here is None or {pid_namespace(pid, proc) for pid in found} != {here}:
         return None
     answers = holder(found[0], proc)
-    if answers and (answers.unit.startswith(CONTAINER_UNITS) or answers.name.startswith(FORWARDERS)):
-        return None
-    return answers
+    # Not this host's own, where it is a container itself.
+    theirs = _group_parts(found[0], proc) - _group_parts(main_pid, proc)
+    contained = any(part.startswith(CONTAINER_UNITS) for part in theirs)
+    return None if answers is None or contained or answers.name.startswith(FORWARDERS) else answers
 
 
 def deployed_units(folder: Path) -> dict[str, str]:

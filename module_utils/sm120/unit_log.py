@@ -23,6 +23,7 @@ PROPERTIES = (
     "InvocationID",
     "Restart",
     "ControlGroup",
+    "ActiveEnterTimestampMonotonic",
 )
 PROGRAM_SECONDS = 20
 SILENT_SECONDS = 300  # journalctl searches a large journal for as long before its first line
@@ -48,6 +49,7 @@ class UnitState:
     invocation: str = ""
     restart: str = ""
     control_group: str = ""
+    active_since_seconds: float = 0.0  # of the monotonic clock; 0 for never
 
     @property
     def exists(self) -> bool:
@@ -97,6 +99,7 @@ def parse_show(text: str) -> UnitState:
         invocation=values.get("InvocationID", ""),
         restart=values.get("Restart", ""),
         control_group=values.get("ControlGroup", ""),
+        active_since_seconds=number("ActiveEnterTimestampMonotonic") / 1e6,
     )
 
 

@@ -551,6 +551,19 @@ def test_waiting_ends_at_its_limit() -> None:
     assert "waited 1 s" in got.reason
 
 
+@pytest.mark.parametrize(("running_seconds", "limit", "waits"), [(0, 3, 3), (2, 3, 1), (500, 3, 1)])
+def test_what_was_started_long_ago_is_not_waited_for_from_the_beginning(
+    monkeypatch: pytest.MonkeyPatch, running_seconds: float, limit: float, waits: float
+) -> None:
+    monkeypatch.setattr(health, "GRACE_SECONDS", 1.0)
+    since = time.monotonic() - running_seconds if running_seconds else 0.0
+    unit_is(monkeypatch, replace(RUNNING, active_since_seconds=since))
+    with serve(Fake()) as fake:
+        fake.routes["/health"] = page(b"", 503)
+        got = Checker(Client(fake.url), Question(), unit="u.service", log=None).wait(limit)
+    assert f"waited {waits} s" in got.reason
+
+
 def test_a_wrong_key_is_said(run_module: Any) -> None:
     with serve(Fake()) as fake:
         fake.routes["/generate"] = page({"error": "Unauthorized"}, 401)

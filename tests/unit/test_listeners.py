@@ -150,6 +150,7 @@ ANSWERING: dict[str, tuple[dict[str, Any], str | None]] = {
     "a child in a session of its own": ({"group": "/user.slice/session-3.scope", "parent": MAIN}, None),
     "in a container": ({"group": "/system.slice/docker-1.scope", "namespace": "pid:[2]"}, None),
     "in a container that shares the host's processes": ({"group": "/system.slice/docker-1.scope"}, None),
+    "in one that has groups of its own": ({"group": "/machine.slice/libpod-1.scope/container"}, None),
     "an engine that forwards": ({"group": "/system.slice/docker.service", "name": "docker-proxy"}, None),
     "a user's engine that forwards": ({"group": "/user.slice/session-3.scope", "name": "rootlessport"}, None),
     "somebody not ours to see": ({"group": FOREIGN, "sockets": []}, None),

@@ -163,7 +163,7 @@ DIES_WITH_FUSION_KEPT = """
 - name: Serve
   ansible.builtin.fail: {msg: no memory left}
   when: >-
-    sglang_server_trial is undefined
+    not (sglang_server_trial | default({})).main | default({})
     and (lookup('ansible.builtin.file', sglang_server_facts.verdicts_dir ~ '/main.json') | from_json).keep
 """
 
