@@ -189,7 +189,7 @@ def test_an_argument_that_sglang_does_not_know_leaves_the_server_running(host: H
     snapshot, started = host.snapshot(), host.started()
     run = host.play("--tags", "serve", sglang_server_extra_arguments={"no-such-argument": 1})
     assert (run.rc, run.changed) == (2, 0), run.stdout
-    assert len(run.failures()) == 2  # of the instance, and of the play at its end
+    assert len(run.failures()) == 2  # of the instance, and at the play's end
     assert "unrecognized arguments: --no-such-argument" in run.failures()[1]
     assert (host.snapshot(), host.started()) == (snapshot, started)
     assert host.generates(KEY) == 4
