@@ -99,10 +99,11 @@ class Checker:
             if idle_looks >= 5:
                 return verdict
             if clock() >= deadline:
-                verdict.reason += (
-                    f" (waited {waiting_seconds:.0f} s; what takes longer needs a larger timeout_seconds,"
-                    " in the roles sglang_server_start_timeout_seconds)"
+                hint = (
+                    "; if it takes longer: timeout_seconds, in the roles sglang_server_start_timeout_seconds"
                 )
+                hint = hint if verdict.status in (STARTING, WARMING) else ""
+                verdict.reason += f" (waited {waiting_seconds:.0f} s{hint})"
                 return verdict
             time.sleep(1)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import ansible.module_utils
 import pytest
+from ansible.module_utils.common import warnings as module_warnings
 from ansible.module_utils.testing import patch_module_args
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +25,10 @@ RunModule = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def run_module(capsys: pytest.CaptureFixture[str]) -> RunModule:
+def run_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunModule:
     """Call a module's main(); returns (exit code, its JSON answer)."""
+    # Of this process: a module's answer would tell the warnings of those before it.
+    monkeypatch.setattr(module_warnings, "_global_warnings", {})
 
     def run(
         main: Callable[[], None], *, check: bool = False, diff: bool = False, **args: Any
