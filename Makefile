@@ -59,13 +59,15 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint bake bake-beside unit molecule-beside unit-oldest test-matrix test-probe test-compile test-server molecule integration report
-# Both cores are kept busy: the image that molecule and integration start from is made beside the linters, and molecule runs
-# beside the unit tests.
+.PHONY: test lint bake bake-beside unit molecule-beside integration-after-unit unit-oldest test-matrix test-probe test-compile test-server molecule integration report
+# Both cores are kept busy: the image that molecule and integration start from is made beside the linters, molecule runs
+# beside the unit tests, and integration begins when these are done, whether molecule is or not.
 test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
 	$(LAB) bootstrap
-	$(MAKE) --no-print-directory -j2 lint bake-beside unit molecule-beside
-	$(MAKE) --no-print-directory integration
+	$(MAKE) --no-print-directory -j2 lint bake-beside unit molecule-beside integration-after-unit
+
+integration-after-unit: unit bake-beside
+	@$(MAKE) --no-print-directory integration
 
 # Of two that run side by side one is to be read: the other's output is shown where it fails.
 molecule-beside: bake-beside
@@ -128,8 +130,9 @@ molecule: bake ## the playbooks users run, in a systemd container
 	MOLECULE_EPHEMERAL_DIRECTORY=$$PWD/.cache/molecule MOLECULE_GLOB='tests/molecule/*/molecule.yml' \
 	  molecule -c tests/molecule/config.yml test --all
 
+# Three on two cores: installs, starts and stops of servers leave gaps.
 integration: bake ## interruption, refusal, drift, sudo over ssh: through ansible-runner
-	pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 12 tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+	pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
 
 SERVER_RELEASES ?= 0.5.9 0.5.23
 test-server: bake ## faults put into real servers on a lab host, one release after the other (ten minutes)

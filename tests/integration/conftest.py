@@ -12,9 +12,9 @@ FIRST_SERVER_PORT = 30110
 
 MakeHost = Callable[..., Host]
 
-# Files by how long they take: the last of two workers to end is not one that has just begun.
+# Files by how long they take: the last of the workers to end is not one that has just begun.
 LONGEST_FIRST = (
-    "test_job test_interruption test_probe test_promote test_runtime test_profiles test_driver test_pve_provision"
+    "test_job test_interruption test_probe test_runtime test_promote test_profiles test_driver test_pve_provision"
 ).split()
 
 

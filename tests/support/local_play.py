@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# What modules of a play on this machine run by: the system's Python, which has the standard library only, as on a host.
+HOST_PYTHON = shutil.which("python3", path="/usr/bin") or sys.executable
+
 
 def play(
     place: Path, text: str, *options: str, stand_ins: Path | None = None, **variables: Any
 ) -> tuple[int, str]:
     """Run a play on this machine, programs of `stand_ins` before its own; (exit code, what it printed)."""
     (place / "play.yml").write_text(text)
-    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": sys.executable, **variables}))
+    (place / "given.json").write_text(json.dumps({"ansible_python_interpreter": HOST_PYTHON, **variables}))
     program = Path(sys.executable).with_name("ansible-playbook")
     command = [str(program), "-i", "localhost,", "-c", "local", "-e", f"@{place / 'given.json'}", *options]
     path = f"{stand_ins}:{os.environ['PATH']}" if stand_ins else os.environ["PATH"]

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pip
 import pytest
 import wheels
 from conftest import ROOT
+from local_play import HOST_PYTHON
 
 PLAY = """
 - hosts: localhost
@@ -41,7 +43,7 @@ class Role:
             "RECORD_TO": str(folder / "record.jsonl"),
         }
         self.variables: dict[str, Any] = {
-            "ansible_python_interpreter": sys.executable,
+            "ansible_python_interpreter": HOST_PYTHON,
             "sm120_gates_sglang_root": str(site / "sglang"),
             "sm120_gates_flashinfer_root": str(site / "flashinfer"),
             "sm120_gates_state_dir": str(folder / "state"),
@@ -89,7 +91,9 @@ class Role:
 
 @pytest.fixture
 def role(make_site: Any, tmp_path: Path) -> Role:
-    return Role(tmp_path, make_site("0.5.9", "0.6.3"))
+    site: Path = make_site("0.5.9", "0.6.3")
+    (site / "pip").symlink_to(Path(pip.__file__).parent)  # every venv has one, and in it what reads versions
+    return Role(tmp_path, site)
 
 
 def test_teardown_without_the_packages_takes_the_records_away_and_purges(role: Role) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT
+from local_play import HOST_PYTHON
 
 GATES = {
     "digest": "d1",
@@ -24,7 +25,7 @@ GATES = {
 RUNTIME = {"versions": {"sglang": "0.5.23", "torch": "2.11.0"}, "device": "cuda", "site_packages": "/site"}
 COMMON = {
     "ansible_connection": "local",
-    "ansible_python_interpreter": sys.executable,
+    "ansible_python_interpreter": HOST_PYTHON,
     "sm120_gates_facts": GATES,
     "sglang_runtime_facts": RUNTIME,
     "cuda_toolkit_home": "/usr/local/cuda-13.0",
