@@ -59,10 +59,10 @@ demo-clean: $(BIN)/.ready ## remove the demo's container
 	@$(LAB) down demo
 
 # --- tests -----------------------------------------------------------------------------------------------------------
-.PHONY: test lint bake bake-beside unit molecule-beside integration-after-unit unit-oldest test-matrix test-probe test-compile test-server molecule integration report
+.PHONY: test lint bake bake-beside unit molecule-beside integration-after-unit unit-oldest test-matrix test-probe test-compile test-releases test-server molecule integration report
 # Both cores are kept busy: the image that molecule and integration start from is made beside the linters, molecule runs
 # beside the unit tests, and integration begins when these are done, whether molecule is or not.
-test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe and test-matrix
+test: $(BIN)/.ready-dev ## lint, unit tests, molecule, integration; CI adds unit-oldest, test-probe, test-matrix, test-releases
 	$(LAB) bootstrap
 	$(MAKE) --no-print-directory -j2 lint bake-beside unit molecule-beside integration-after-unit
 
@@ -132,7 +132,10 @@ molecule: bake ## the playbooks users run, in a systemd container
 
 # Three on two cores: installs, starts and stops of servers leave gaps.
 integration: bake ## interruption, refusal, drift, sudo over ssh: through ansible-runner
-	pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 tests/integration --ignore tests/integration/real_server --ignore tests/integration/compile
+	pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 $(wildcard tests/integration/test_*.py)
+
+test-releases: bake ## release sets by pip and uv, up and down with gates open; both SGLangs of the CPU parse every profile
+	pytest -n 2 --dist loadfile tests/integration/releases
 
 SERVER_RELEASES ?= 0.5.9 0.5.23
 test-server: bake ## faults put into real servers on a lab host, one release after the other (ten minutes)

@@ -24,6 +24,11 @@ options:
   model_path:
     description: Folder of the model. It need not exist.
     type: path
+  paths:
+    description: Absolute paths at which something is to be.
+    type: list
+    elements: path
+    default: []
   listeners:
     description: The instances that are to listen, in the order in which they are deployed.
     type: list
@@ -81,6 +86,11 @@ model_begun:
   description: Whether the model's folder has something in it, or may not be looked into.
   returned: always
   type: bool
+absent:
+  description: Those of O(paths) at which nothing is. What may not be looked at counts as there.
+  returned: always
+  type: list
+  elements: str
 unable_to_listen:
   description:
     - The instances that could not listen, with C(instance), C(host) and C(port); C(why) as V(taken), V(address) (not
@@ -103,6 +113,7 @@ from ansible.module_utils.sm120.vocabulary import vocabulary_at
 RAW = {"type": "raw", "required": True}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "model_path": {"type": "path"},
+    "paths": {"type": "list", "elements": "path", "default": []},
     "listeners": {
         "type": "list",
         "elements": "dict",
@@ -123,6 +134,17 @@ def begun(folder: Path) -> bool:
         return True
 
 
+def absent(path: str) -> bool:
+    """Whether nothing is there for sure."""
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     given = module.params
@@ -137,6 +159,7 @@ def main() -> None:
         systemd=Path("/run/systemd/system").is_dir(),
         vocab_size=vocabulary_at(model) if model else None,
         model_begun=begun(Path(model)) if model else False,
+        absent=[path for path in given["paths"] if absent(path)],
         unable_to_listen=list(unable(given["listeners"], ours)),
     )
 

@@ -13,9 +13,7 @@ FIRST_SERVER_PORT = 30110
 MakeHost = Callable[..., Host]
 
 # Files by how long they take: the last of the workers to end is not one that has just begun.
-LONGEST_FIRST = (
-    "test_job test_interruption test_probe test_runtime test_promote test_profiles test_driver test_pve_provision"
-).split()
+LONGEST_FIRST = ("test_job test_interruption test_probe test_promote test_driver test_pve_provision").split()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,9 +38,9 @@ def host(make_host: Any) -> Host:
         "__fusion_probe_program": {"facts.py": FACTS, "build.py": BUILD},
         "fusion_probe_artifacts_dir": str(made.folder / "artifacts"),
     }
-    run = made.play("--tags", "gates,serve")
+    run = made.play("--tags", "gates,serve", sm120_gates_policy="off")
     assert run.rc == 0, run.stdout
-    assert FUSION in made.read(ARGUMENTS)
+    assert made.differing() == set()
     made.sh("touch /srv/wrong")
     return made
 
@@ -58,9 +58,39 @@ def assert_refused(run: Run, *named: str, told: int = 2) -> None:
     ] == []
 
 
-def test_a_server_that_runs_with_fusion_is_served_without(host: Host) -> None:
+def test_gates_that_the_play_opened_go_back_and_its_server_runs_again(host: Host) -> None:
     started = host.started()
-    run = probe(host)
+    run = probe(host, "tests/integration/probe.yml", fusion_probe_on_failure="restore_gates")
+    assert run.rc == 2, run.stdout
+    assert "The gates are restored." in run.failures()[-1]
+    assert "sglang-main.service: runs without fusion." in run.failures()[-1]
+    assert host.differing() == set()
+    assert host.started() != started
+    assert (host.active(), host.generates()) == ("active", 4)
+
+
+def test_gates_that_are_kept_leave_the_server_running_without_fusion(host: Host) -> None:
+    run = probe(host, "tests/integration/probe.yml")
+    assert run.rc == 2, run.stdout
+    assert "The gates are as they were." in run.failures()[-1]
+    assert len(host.differing()) == 6
+    assert "fusion" not in host.read(ARGUMENTS)
+    assert (host.active(), host.generates()) == ("active", 4)
+
+
+def test_a_probe_that_finds_nothing_wrong_lets_fusion_on_again(host: Host) -> None:
+    host.sh("rm /srv/wrong")
+    run = probe(host, "tests/integration/probe.yml")
+    assert run.rc == 0, run.stdout
+    assert json.loads(host.read(REPORT))["verdict"] == "compiled"
+    assert FUSION in host.read(ARGUMENTS)
+    assert host.generates() == 4
+
+
+def test_a_server_that_runs_with_fusion_is_served_without(host: Host) -> None:
+    host.sh("touch /srv/wrong")
+    started = host.started()
+    run = probe(host, fusion_probe_reuse=False)  # what the stand-in answers is no part of a verdict's subject
     assert run.rc == 2, run.stdout
     said = run.failures()[-1]
     for words in (
@@ -89,33 +119,3 @@ def test_a_later_run_does_not_serve_with_it(host: Host) -> None:
     assert (run.rc, run.changed) == (0, 0), run.stdout
     assert host.started() == started
     assert "fusion" not in host.read(ARGUMENTS)
-
-
-def test_gates_that_the_play_opened_go_back_and_its_server_runs_again(host: Host) -> None:
-    run = host.play(playbook="playbooks/revert.yml")
-    assert run.rc == 0, run.stdout
-    assert host.differing() == set()
-    run = probe(host, "tests/integration/probe.yml", fusion_probe_on_failure="restore_gates")
-    assert run.rc == 2, run.stdout
-    assert "The gates are restored." in run.failures()[-1]
-    assert "sglang-main.service: runs without fusion." in run.failures()[-1]
-    assert host.differing() == set()
-    assert (host.active(), host.generates()) == ("active", 4)
-
-
-def test_gates_that_are_kept_leave_the_server_running_without_fusion(host: Host) -> None:
-    run = probe(host, "tests/integration/probe.yml")
-    assert run.rc == 2, run.stdout
-    assert "The gates are as they were." in run.failures()[-1]
-    assert len(host.differing()) == 6
-    assert "fusion" not in host.read(ARGUMENTS)
-    assert (host.active(), host.generates()) == ("active", 4)
-
-
-def test_a_probe_that_finds_nothing_wrong_lets_fusion_on_again(host: Host) -> None:
-    host.sh("rm /srv/wrong")
-    run = probe(host, "tests/integration/probe.yml")
-    assert run.rc == 0, run.stdout
-    assert json.loads(host.read(REPORT))["verdict"] == "compiled"
-    assert FUSION in host.read(ARGUMENTS)
-    assert host.generates() == 4

@@ -27,7 +27,10 @@ PLAY = """
 
 
 def complaints(place: Path, **given: Any) -> list[str]:
-    given.setdefault("preflight_serves", False)  # whether this machine's ports are free is a test of its own
+    given.setdefault(
+        "preflight_serves", False
+    )  # what this machine has, and its free ports, is a test of its own
+    given.setdefault("sglang_model_path", str(place))
     _, output = play(place, PLAY, **given)
     lines = dict.fromkeys(line.strip() for line in output.splitlines())  # Ansible prints a message twice
     # A machine that runs unit tests need not be a GPU host.
@@ -239,6 +242,23 @@ def test_what_cannot_be_listened_on_is_refused_where_a_server_follows(tmp_path: 
         (found,) = complaints(tmp_path, preflight_serves=True, **given)
         assert f"port {given['sglang_server_port']} (instance main)" in found
         assert complaints(tmp_path, preflight_serves=False, **given) == []
+
+
+def test_a_model_that_is_not_there_is_refused_where_a_server_follows_and_nothing_brings_it(
+    tmp_path: Path,
+) -> None:
+    gone, brought = str(tmp_path / "gone"), str(tmp_path / "brought")
+    listed = [{"instance": "a", "port": 2001}, {"instance": "b", "port": 2002, "model_path": gone}]
+    named = [{"instance": "a", "port": 2001, "model_path": "owner/name"}]
+    serving = {"preflight_serves": True, "sglang_server_instances": listed}
+    (found,) = complaints(tmp_path, **serving)
+    assert f"nothing at {gone} (instance b);" in found
+    (found,) = complaints(tmp_path, **serving, sglang_model_path=gone)
+    assert f"nothing at {gone} (instance a), nothing at {gone} (instance b);" in found
+    (found,) = complaints(tmp_path, **serving, sglang_model_path=brought, sglang_model_source="dummy")
+    assert brought not in found
+    assert complaints(tmp_path, sglang_server_instances=listed) == []
+    assert complaints(tmp_path, preflight_serves=True, sglang_server_instances=named) == []
 
 
 def test_good_values_pass(tmp_path: Path) -> None:

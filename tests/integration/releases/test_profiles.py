@@ -61,7 +61,7 @@ def rendered(request: pytest.FixtureRequest, host: Host) -> tuple[str, str]:
     release: str = request.param
     folder = f"/srv/profiles/{release}"
     run = host.play(
-        playbook="tests/integration/profiles.yml",
+        playbook="tests/integration/releases/profiles.yml",
         folder=folder,
         sglang_runtime_release=release,
         sglang_runtime_venv=VENVS[release],
