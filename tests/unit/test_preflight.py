@@ -257,6 +257,9 @@ def test_a_model_that_is_not_there_is_refused_where_a_server_follows_and_nothing
     assert f"nothing at {gone} (instance a), nothing at {gone} (instance b);" in found
     (found,) = complaints(tmp_path, **serving, sglang_model_path=brought, sglang_model_source="dummy")
     assert brought not in found
+    inside = [{"instance": "a", "port": 2001, "model_path": f"{gone}/sub/"}]
+    filled = {"sglang_model_path": gone, "sglang_model_source": "dummy"}
+    assert complaints(tmp_path, preflight_serves=True, sglang_server_instances=inside, **filled) == []
     assert complaints(tmp_path, sglang_server_instances=listed) == []
     assert complaints(tmp_path, preflight_serves=True, sglang_server_instances=named) == []
 
