@@ -134,7 +134,7 @@ molecule: bake ## the playbooks users run, in a systemd container
 integration: bake ## interruption, refusal, drift, sudo over ssh: through ansible-runner
 	pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 12 $(wildcard tests/integration/test_*.py)
 
-test-releases: bake ## release sets by pip and uv, up and down with gates open; both SGLangs of the CPU parse every profile
+test-releases: bake ## release sets installed by pip and uv, up and down with gates open; every profile parsed by SGLang 0.5.9 and 0.5.23
 	pytest -n 2 --dist loadfile tests/integration/releases
 
 SERVER_RELEASES ?= 0.5.9 0.5.23

@@ -24,8 +24,10 @@ options:
   model_path:
     description: Folder of the model. It need not exist.
     type: path
-  paths:
-    description: Absolute paths at which something is to be.
+  models:
+    description:
+      - Absolute paths at which a model is to be.
+      - A folder is one with C(config.json) or C(params.json), a file with C(.gguf).
     type: list
     elements: path
     default: []
@@ -87,7 +89,7 @@ model_begun:
   returned: always
   type: bool
 absent:
-  description: Those of O(paths) at which nothing is. What may not be looked at counts as there.
+  description: Those of O(models) at which none is. What may not be looked at counts as there.
   returned: always
   type: list
   elements: str
@@ -113,7 +115,7 @@ from ansible.module_utils.sm120.vocabulary import vocabulary_at
 RAW = {"type": "raw", "required": True}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "model_path": {"type": "path"},
-    "paths": {"type": "list", "elements": "path", "default": []},
+    "models": {"type": "list", "elements": "path", "default": []},
     "listeners": {
         "type": "list",
         "elements": "dict",
@@ -135,14 +137,17 @@ def begun(folder: Path) -> bool:
 
 
 def absent(path: str) -> bool:
-    """Whether nothing is there for sure."""
-    try:
-        Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
+    """Whether no model is there for sure."""
+    wanted = [path] if path.endswith(".gguf") else [f"{path}/config.json", f"{path}/params.json"]
+    for each in wanted:
+        try:
+            Path(each).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return False
         return False
-    return False
+    return True
 
 
 def main() -> None:
@@ -159,7 +164,7 @@ def main() -> None:
         systemd=Path("/run/systemd/system").is_dir(),
         vocab_size=vocabulary_at(model) if model else None,
         model_begun=begun(Path(model)) if model else False,
-        absent=[path for path in given["paths"] if absent(path)],
+        absent=[path for path in given["models"] if absent(path)],
         unable_to_listen=list(unable(given["listeners"], ours)),
     )
 

@@ -31,6 +31,7 @@ def complaints(place: Path, **given: Any) -> list[str]:
         "preflight_serves", False
     )  # what this machine has, and its free ports, is a test of its own
     given.setdefault("sglang_model_path", str(place))
+    (place / "config.json").write_text("{}")
     _, output = play(place, PLAY, **given)
     lines = dict.fromkeys(line.strip() for line in output.splitlines())  # Ansible prints a message twice
     # A machine that runs unit tests need not be a GPU host.
@@ -99,6 +100,9 @@ def test_a_port_that_is_no_number_is_told_once(tmp_path: Path) -> None:
         ),
         ("sglang_server_extra_environment", {"MY VAR": "1"}, "names of environment variables"),
         ("sglang_server_api_key", ["s3cret-key"], "sglang_server_api_key as one text"),
+        ("sglang_server_model_path", "", "model_path as a text"),
+        ("sglang_server_instances", [{"instance": "a", "model_path": " /m"}], "model_path as a text"),
+        ("sglang_server_instances", [{"instance": "a", "model_path": 5}], "found: 5;"),
     ],
 )
 def test_values_that_cannot_work_are_refused(tmp_path: Path, name: str, value: Any, wanted: str) -> None:
@@ -248,13 +252,14 @@ def test_a_model_that_is_not_there_is_refused_where_a_server_follows_and_nothing
     tmp_path: Path,
 ) -> None:
     gone, brought = str(tmp_path / "gone"), str(tmp_path / "brought")
+    (tmp_path / "gone").mkdir()  # a folder that is no model
     listed = [{"instance": "a", "port": 2001}, {"instance": "b", "port": 2002, "model_path": gone}]
     named = [{"instance": "a", "port": 2001, "model_path": "owner/name"}]
     serving = {"preflight_serves": True, "sglang_server_instances": listed}
     (found,) = complaints(tmp_path, **serving)
-    assert f"nothing at {gone} (instance b);" in found
+    assert f"none at {gone} (instance b);" in found
     (found,) = complaints(tmp_path, **serving, sglang_model_path=gone)
-    assert f"nothing at {gone} (instance a), nothing at {gone} (instance b);" in found
+    assert f"none at {gone} (instance a), none at {gone} (instance b);" in found
     (found,) = complaints(tmp_path, **serving, sglang_model_path=brought, sglang_model_source="dummy")
     assert brought not in found
     inside = [{"instance": "a", "port": 2001, "model_path": f"{gone}/sub/"}]
