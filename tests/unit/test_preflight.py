@@ -27,9 +27,8 @@ PLAY = """
 
 
 def complaints(place: Path, **given: Any) -> list[str]:
-    given.setdefault(
-        "preflight_serves", False
-    )  # what this machine has, and its free ports, is a test of its own
+    # Whether this machine's ports are free, and models there, are tests of their own.
+    given.setdefault("preflight_serves", False)
     given.setdefault("sglang_model_path", str(place))
     (place / "config.json").write_text("{}")
     _, output = play(place, PLAY, **given)
